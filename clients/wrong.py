@@ -41,6 +41,8 @@ MISTAKES = {
     "old_value": "reports the first values of an attempt again, instead of the latest",
     "settle_first": "settles a job while its last report is on its way, and drops the one that was not sent",
     "key_by_attempt": "gives an effect another key in each attempt",
+    "step_again": "does a step again in each run, and records it anew",
+    "suspend_charged": "settles a job that waits as a retry",
     "same_worker": "has the same worker id at each start",
     "unconfirmed": "does not confirm an answer with jobs",
     "greedy": "asks for twice the slots that it has free, and starts all jobs that it gets",
@@ -61,7 +63,7 @@ MISTAKES = {
 }
 MISTAKE = os.environ.get("TENURE_KIT_MISTAKE", "")
 QUIET, STAMP = (bool(os.environ.get(f"TENURE_KIT_{name}")) for name in ("QUIET", "STAMP"))
-NAMES = "echo report resume retry error fail snooze cancel sleep slow crash once_key order"
+NAMES = "echo report resume retry error fail snooze cancel sleep slow crash once_key order steps steps_crash follow"
 KINDS: dict[str, Any] = {name: {} for name in NAMES.split()}
 LIMITS = {} if MISTAKE == "no_timeout" else {"slow": 1.0}
 """How long an attempt of a kind may last, in seconds."""
@@ -121,6 +123,46 @@ class Run:
 
     def key(self, name: str) -> str:
         return f"{self.id}/{self.attempt}/{name}" if MISTAKE == "key_by_attempt" else f"{self.id}/{name}"
+
+    async def call(self, request: str, **fields: Any) -> dict[str, Any]:
+        said = await self.worker.ask(request, receipt=self.job["receipt"], **fields)
+        if said.get("lost"):
+            self.worker.stop(self, "lost")
+            raise asyncio.CancelledError
+        return said
+
+    async def step(self, name: str, result: Any) -> Any:
+        if self.token > 1 and MISTAKE != "step_again":
+            said = await self.call("recorded", name=name)
+            if said["recorded"]:
+                return said["result"]
+        suffix = f" {self.token}" if MISTAKE == "step_again" else ""
+        await self.call("step", name=name + suffix, result=result, took_ms=0)
+        return result
+
+    async def nap(self, name: str, lasts: int) -> None:
+        said = await self.call("sleep", name=name, lasts_ms=lasts)
+        if said["left_ms"]:
+            raise End("suspend", left_ms=said["left_ms"])
+
+    async def event(self, name: str, within: int | None = None) -> Any:
+        said = await self.call("event", name=name, within_ms=within)
+        if said["came"] or said.get("late"):
+            return said.get("payload", "late")
+        raise End("suspend", awaits=name, left_ms=said.get("left_ms"))
+
+    async def all(self, name: str, jobs: list[dict[str, Any]]) -> list[Any]:
+        if not (await self.call("all", name=name, jobs=jobs))["ended"]:
+            raise End("suspend", awaits=name)
+        return [end["output"] for end in await self.ends(name)]
+
+    async def ends(self, name: str | None = None) -> list[dict[str, Any]]:
+        ends: list[dict[str, Any]] = []
+        after: int | None = 0
+        while after is not None:
+            said = await self.call("outputs", name=name, after=after)
+            ends, after = ends + said["ends"], said.get("next")
+        return ends
 
     def progress(self, **values: Any) -> None:
         if len(encode(values)) > self.worker.report_max:
@@ -397,8 +439,12 @@ class Worker:
             end = own.end
             if end["outcome"] == "retry" and MISTAKE == "retry_time":
                 end["after_ms"] = None
-            elif (end["outcome"], MISTAKE) in (("snooze", "snooze_charged"), ("fail", "fail_retried")):
-                end["outcome"] = "retry"
+            elif (end["outcome"], MISTAKE) in (
+                ("snooze", "snooze_charged"),
+                ("fail", "fail_retried"),
+                ("suspend", "suspend_charged"),
+            ):
+                end = {"outcome": "retry", "after_ms": end.get("after_ms")}
         except asyncio.CancelledError:
             if run.why is None:
                 raise
@@ -639,6 +685,22 @@ async def handle(kind: str, job: Any, run: Run) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         case "once_key":
             return {"key": run.key("x"), "again": run.key("x")}
+        case "steps":
+            one = await run.step("one", {"token": run.token})
+            await run.nap("nap", job["ms"])
+            go = await run.event("go")
+            parts = await run.all("parts", [{"kind": "echo", "payload": {"n": n}} for n in job["parts"]])
+            late = await run.event("never", within=1)
+            return {"one": one, "go": go, "parts": parts, "late": late, "attempt": run.attempt, "token": run.token}
+        case "steps_crash":
+            one = await run.step("one", {"token": run.token})
+            if run.token == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {"one": one, "attempt": run.attempt, "token": run.token}
+        case "follow":
+            ends = await run.ends()
+            outputs = [end["output"] for end in ends if end["completed"]]
+            return {"outputs": outputs, "failed": [end["job"] for end in ends if not end["completed"]]}
         case "order":
             began = time.time_ns() // 1000
             sum(line["quantity"] * line["cents"] for line in job["lines"])

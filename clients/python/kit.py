@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from tenure import Cancel, Context, Permanent, Retry, Snooze, SyncContext, Worker
+from tenure import Cancel, Context, NewJob, Permanent, Retry, Snooze, SyncContext, Worker
 
 SHOWN = ("ready", "began", "stopped", "settled", "lost")
 
@@ -119,6 +119,35 @@ def worker(queue: str, slots: int) -> Worker:
     @w.handle("once_key")
     async def once_key(job: Any, ctx: Context) -> Any:
         return {"key": ctx.key("x"), "again": ctx.key("x")}
+
+    @w.handle("steps")
+    async def steps(job: Any, ctx: Context) -> Any:
+        one = await ctx.step("one", lambda: {"token": ctx.token})
+        await ctx.sleep("nap", job["ms"] / 1000)
+        go = await ctx.event("go")
+        parts = await ctx.all("parts", [NewJob("echo", {"n": n}) for n in job["parts"]])
+        late = await ctx.event_within("never", 0.001, default="late")
+        return {"one": one, "go": go, "parts": parts, "late": late, "attempt": ctx.attempt, "token": ctx.token}
+
+    @w.handle("steps_sync")
+    def steps_sync(job: Any, ctx: SyncContext) -> Any:
+        one = ctx.step("one", lambda: {"token": ctx.token})
+        ctx.sleep("nap", job["ms"] / 1000)
+        go = ctx.event("go")
+        parts = ctx.all("parts", [NewJob("echo", {"n": n}) for n in job["parts"]])
+        late = ctx.event_within("never", 0.001, default="late")
+        return {"one": one, "go": go, "parts": parts, "late": late, "attempt": ctx.attempt, "token": ctx.token}
+
+    @w.handle("steps_crash")
+    async def steps_crash(job: Any, ctx: Context) -> Any:
+        one = await ctx.step("one", lambda: {"token": ctx.token})
+        if ctx.token == 1:
+            die()
+        return {"one": one, "attempt": ctx.attempt, "token": ctx.token}
+
+    @w.handle("follow")
+    async def follow(job: Any, ctx: Context) -> Any:
+        return {"outputs": await ctx.outputs(), "failed": await ctx.failed_before()}
 
     stamps = bool(os.environ.get("TENURE_KIT_STAMP"))
 

@@ -4,6 +4,7 @@
 //! ```text
 //! a worker ── take ──► pull exactly its slots ──► claim for it ──► jobs, each with a receipt
 //!          ── report, settle ──► the receipt's claim ──► one statement ──► the message's ack
+//!          ── step, sleep, event, all ──► the call of a Rust handler, under the receipt's claim
 //!          ── beat ──► its row; which of its jobs are lost or cancelled
 //! ```
 //!
@@ -26,6 +27,7 @@ mod produce;
 mod protocol;
 mod receipt;
 mod settle;
+mod steps;
 mod take;
 
 use std::{
@@ -59,7 +61,7 @@ use crate::{
     nats::{Asked, CONFIRMED_WITHIN, LATE, Nats, ToGateway, announced_cancelled},
     observe::{metrics, panics, repeats},
     proof::fault,
-    run::{heartbeat::Heartbeat, hints::Hints, settle::Settle},
+    run::{context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, settle::Settle},
     store::{ProgressWrite, Store, StoreError, batch::Batcher},
 };
 
@@ -103,6 +105,7 @@ struct Inner {
     timing: Timing,
     signer: tokio::sync::Mutex<Option<Signer>>,
     progress: Batcher<ProgressWrite, Result<Option<bool>, StoreError>>,
+    recorder: Recorder,
     /// Writes about one job do not overtake each other.
     jobs: OneAtATime<JobId>,
     claims_of: Batcher<(String, DateTime<Utc>), Result<Vec<ClaimKey>, StoreError>>,
@@ -138,6 +141,7 @@ impl Gateway {
         Self(Arc::new(Inner {
             timing: parts.tenure.config().timing.clone(),
             progress: settle::progress_batches(&store),
+            recorder: Recorder::new(&store),
             claims_of: presence::claims_batches(&store),
             tenure: parts.tenure,
             store,
@@ -281,6 +285,9 @@ impl Gateway {
             "settle" => self.settle(queue, &request).await,
             "beat" => self.beat(queue, &request).await,
             "goodbye" => self.goodbye(queue, &request).await,
+            "recorded" | "step" | "sleep" | "event" | "all" => self.step(name, queue, &request).await,
+            "outputs" => self.outputs(queue, &request).await,
+            "signal" => self.signal(queue, &request).await,
             "enqueue" => self.enqueue(queue, &request).await,
             "job" => self.job(queue, &request).await,
             "wait" => self.wait(queue, &request).await,

@@ -12,10 +12,11 @@ use crate::{
     EnqueueError,
     client::{
         enqueue::JobRequest,
+        groups::SignalError,
         jobs::{CancelOutcome, WaitError},
     },
     job::{JobId, Status},
-    store::JobRow,
+    store::{JobRow, groups::Signalled},
 };
 
 /// The bytes of an answer that are not the output.
@@ -52,16 +53,28 @@ impl From<EnqueueError> for Refusal {
     }
 }
 
+/// Reads what every request for a new job may have.
+pub(super) fn job_in(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
+    let kind: String = of.value("kind", "the name of a kind")?;
+    let payload = of.raw("payload").unwrap_or_else(|| "null".to_owned());
+    let mut job = JobRequest::from_json(queue, kind, payload);
+    if let Some(attempts) = of.optional::<u32>("max_attempts", "an integer from 1 to 1000")? {
+        job = job.max_attempts(attempts);
+    }
+    if let Some(lane) = of.optional::<String>("lane", "a text")? {
+        job = job.lane(lane);
+    }
+    if let Some(priority) = of.optional::<i16>("priority", "an integer from -100 to 100")? {
+        job = job.priority(priority);
+    }
+    Ok(job)
+}
+
 impl Gateway {
     pub(super) async fn enqueue(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
-        let kind: String = request.value("kind", "the name of a kind")?;
-        let payload = request.raw("payload").unwrap_or_else(|| "null".to_owned());
-        let mut job = JobRequest::from_json(queue, kind, payload);
+        let mut job = job_in(queue, request)?;
         if let Some(key) = request.optional::<String>("key", "a text")? {
             job = job.unique_key(key);
-        }
-        if let Some(attempts) = request.optional::<u32>("max_attempts", "an integer from 1 to 1000")? {
-            job = job.max_attempts(attempts);
         }
         if let Some(delay) = request.duration("delay_ms")? {
             job = job.delay(delay);
@@ -70,12 +83,6 @@ impl Gateway {
             request.optional::<DateTime<Utc>>("run_at", "a time such as 2030-01-31T12:00:00Z")?
         {
             job = job.run_at(at);
-        }
-        if let Some(lane) = request.optional::<String>("lane", "a text")? {
-            job = job.lane(lane);
-        }
-        if let Some(priority) = request.optional::<i16>("priority", "an integer from -100 to 100")? {
-            job = job.priority(priority);
         }
         if let Some(trace) = request.optional::<String>("traceparent", "a text")? {
             job = job.trace_context(trace);
@@ -130,6 +137,22 @@ impl Gateway {
             }
         };
         Ok(format!(r#"{{"cancelled":{cancelled},"asked":{asked}}}"#))
+    }
+
+    pub(super) async fn signal(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
+        let name: String = request.value("name", "the name of an event")?;
+        let payload = request.raw("payload").unwrap_or_else(|| "null".to_owned());
+        let payload = RawValue::from_string(payload)
+            .map_err(|error| Refusal::new(Code::BadRequest, error.to_string()))?;
+        let job = self.job_of(queue, request).await?.id;
+        let told = self.0.tenure.signal(job, &name, &payload).await.map_err(|error| match error {
+            SignalError::Store(error) => error.into(),
+            error => Refusal::new(Code::BadRequest, error.to_string()),
+        })?;
+        if told == Signalled::NotFound {
+            return Err(Refusal::new(Code::NoSuchJob, format!("there is no job {job} any more")));
+        }
+        Ok(format!(r#"{{"answer":{}}}"#, json(&told)?))
     }
 
     /// Describes a job. What does not fit into a message is left out: its output, and the ends of its long texts.

@@ -13,8 +13,11 @@ const LONGEST: Duration = Duration::from_hours(24 * 365 * 10);
 
 /// Returns the known name of a request.
 pub(super) fn name(by_worker: bool, request: &str) -> Option<&'static str> {
-    const OF_WORKERS: &[&str] = &["hello", "take", "payload", "report", "settle", "beat", "goodbye"];
-    const OF_PRODUCERS: &[&str] = &["enqueue", "job", "wait", "cancel"];
+    const OF_WORKERS: &[&str] = &[
+        "hello", "take", "payload", "report", "settle", "beat", "goodbye", "recorded", "step", "sleep",
+        "event", "all", "outputs",
+    ];
+    const OF_PRODUCERS: &[&str] = &["enqueue", "job", "wait", "cancel", "signal"];
     let known = if by_worker { OF_WORKERS } else { OF_PRODUCERS };
     known.iter().find(|name| **name == request).copied()
 }

@@ -42,6 +42,8 @@ pub(super) struct Receipt {
     pub(super) dispatch: i32,
     #[serde(rename = "l", default, skip_serializing_if = "Option::is_none")]
     pub(super) lane: Option<Box<str>>,
+    #[serde(rename = "g", default, skip_serializing_if = "Option::is_none")]
+    pub(super) group: Option<Uuid>,
     /// In milliseconds.
     #[serde(rename = "x")]
     pub(super) stale_after: u64,
@@ -123,6 +125,7 @@ mod tests {
             max_attempts: 5,
             dispatch: 4,
             lane: Some("org-7".into()),
+            group: Some(Uuid::new_v4()),
             stale_after: 300_000,
             dies_on_crash: true,
             no_history: false,

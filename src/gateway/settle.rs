@@ -24,6 +24,7 @@ use crate::{
     observe::{metrics, trace},
     proof::fault,
     run::{
+        context::{ContextError, WITHOUT_END},
         handlers::{Ended, RetryPolicy},
         running::{CancelReason, Message, OnCrash, OnWriteLoss, Rules, RunningJob},
         settle::{Settled, Verdict, verdict},
@@ -35,7 +36,7 @@ use crate::{
 };
 
 /// A sender waits 5 s for an answer: a write that takes longer goes on, and a repetition finds it done.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(4);
+pub(super) const WRITTEN_WITHIN: Duration = Duration::from_secs(4);
 /// How often a report is tried whose row is locked, and the pause between.
 const LOCKED_MAX: usize = 8;
 const LOCKED_AGAIN: Duration = Duration::from_millis(150);
@@ -77,6 +78,8 @@ struct Said {
     /// Why its handler was asked to stop, if that decides the end.
     asked: Option<CancelReason>,
     report: Option<ProgressWrite>,
+    /// The names of the steps that it has called; empty: none.
+    steps: Vec<String>,
     ran: Duration,
 }
 
@@ -189,7 +192,7 @@ impl Gateway {
     }
 
     /// Keeps NATS from redelivering a job that shows a sign of life.
-    async fn extend(&self, receipt: &Receipt) {
+    pub(super) async fn extend(&self, receipt: &Receipt) {
         let now = Instant::now();
         let ack_wait = self.0.timing.ack_wait;
         {
@@ -206,13 +209,13 @@ impl Gateway {
         self.message_of(receipt).receipt.in_progress().await;
     }
 
-    fn message_of(&self, receipt: &Receipt) -> Message {
+    pub(super) fn message_of(&self, receipt: &Receipt) -> Message {
         let restored = self.0.nats.receipt_of(&receipt.reply, receipt.sequence, &receipt.stream);
         Message { receipt: restored, dispatch: receipt.message_dispatch }
     }
 
     /// The attempt of a receipt, as the steps of a worker know it. Its handler runs elsewhere.
-    fn running(&self, receipt: &Receipt) -> RunningJob {
+    pub(super) fn running(&self, receipt: &Receipt) -> RunningJob {
         let rules = Rules {
             stale_after: Duration::from_millis(receipt.stale_after),
             keepalive: None,
@@ -242,7 +245,7 @@ impl Gateway {
 
     /// Reads how a worker ends an attempt.
     fn said(&self, receipt: &Receipt, entry: &Fields<'_>) -> Result<Said, Refusal> {
-        let expected = "complete, retry, fail, snooze, cancel or release";
+        let expected = "complete, retry, fail, snooze, cancel, suspend or release";
         let outcome: String = entry.value("outcome", expected)?;
         let error = || -> Result<String, Refusal> {
             Ok(entry.optional::<String>("error", "a text")?.unwrap_or_else(|| "it gave no reason".to_owned()))
@@ -264,6 +267,7 @@ impl Gateway {
                 Ended::Returned(Ok(Outcome::Snooze(after)))
             }
             "cancel" => Ended::Returned(Ok(Outcome::Cancel(error()?))),
+            "suspend" => Ended::Returned(Err(suspension(entry)?)),
             "release" if entry.flag("began", true)? => {
                 asked = Some(CancelReason::Shutdown);
                 Ended::Dropped
@@ -273,7 +277,8 @@ impl Gateway {
         };
         let report = entry.object("report")?.map(|report| self.progress_of(receipt, &report)).transpose()?;
         let ran = entry.duration("ran_ms")?.unwrap_or_default();
-        Ok(Said { ended, asked, report, ran })
+        let steps = entry.optional("steps", "a list of names")?.unwrap_or_default();
+        Ok(Said { ended, asked, report, steps, ran })
     }
 
     async fn settle_one(&self, receipt: &Receipt, said: Said) -> Result<&'static str, Refusal> {
@@ -319,7 +324,12 @@ impl Gateway {
         fault::point("gateway_settled");
         let message = self.message_of(receipt);
         let ack = match settled {
-            Settled::Written => Ack::Done,
+            Settled::Written => {
+                if word == "complete" && !said.steps.is_empty() {
+                    self.warn_of_uncalled(job, said.steps).await;
+                }
+                Ack::Done
+            }
             Settled::Lost => {
                 self.0.heartbeat.lost(job, word).await;
                 let missed =
@@ -333,8 +343,19 @@ impl Gateway {
     }
 }
 
+/// Reads for what a worker's job waits.
+fn suspension(entry: &Fields<'_>) -> Result<JobError, Refusal> {
+    let awaits: Option<String> = entry.optional("awaits", "the name of an event or of an `all`")?;
+    let left = entry.duration("left_ms")?;
+    if awaits.is_none() && left.is_none() {
+        return Err(entry.wrong("left_ms", "a whole number of milliseconds, if `awaits` is absent"));
+    }
+    let left = left.unwrap_or(WITHOUT_END);
+    Ok(ContextError::Suspended { left, since: Instant::now(), awaits }.into())
+}
+
 /// The claim of a receipt, without the job's payload.
-fn claim_of(receipt: &Receipt) -> Claim {
+pub(super) fn claim_of(receipt: &Receipt) -> Claim {
     Claim {
         key: receipt.key(),
         queue: receipt.queue.clone(),
@@ -347,8 +368,7 @@ fn claim_of(receipt: &Receipt) -> Claim {
         checkpoint: None,
         trace_context: None,
         lane: receipt.lane.clone(),
-        // The relay finds what follows it.
-        group: None,
+        group: receipt.group,
         dispatch: receipt.dispatch,
         sent_at: Instant::now(),
     }

@@ -377,6 +377,7 @@ impl Gateway {
             max_attempts: claim.max_attempts,
             dispatch: claim.dispatch,
             lane: claim.lane.clone(),
+            group: claim.group,
             stale_after: u64::try_from(stale_after.as_millis()).unwrap_or(u64::MAX),
             dies_on_crash: rules.is_some_and(|rules| rules.on_crash == OnCrash::DeadLetter),
             no_history: rules.is_some_and(|rules| rules.no_history),

@@ -96,9 +96,13 @@ impl Store {
         Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("result")?)
     }
 
-    /// Returns what the attempts of a job have recorded, each with its name.
-    pub(crate) async fn steps(&self, job: JobId) -> Result<Vec<(String, Recorded)>, StoreError> {
-        let rows = self.rows(query(STEPS).bind(job)).await?;
+    /// Returns what the attempts of a job have recorded, each with its name; or what they have under this name.
+    pub(crate) async fn steps(
+        &self,
+        job: JobId,
+        name: Option<&str>,
+    ) -> Result<Vec<(String, Recorded)>, StoreError> {
+        let rows = self.rows(query(STEPS).bind(job).bind(name)).await?;
         let step = |row: &PgRow| {
             let recorded = match row.try_get::<Option<&str>, _>("step_kind")? {
                 Some("step") => Recorded::Step(row.try_get("result")?),

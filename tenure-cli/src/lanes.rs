@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use tenure::{
     Status, StoreError, Tenure,
-    groups::WaitsFor,
+    groups::{Signalled, WaitsFor},
     rows::{HeldFor, JobRow},
 };
 
@@ -26,6 +26,14 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    /// The events for which it waits.
+    pub(crate) fn events(&self) -> impl Iterator<Item = &str> {
+        self.waits.iter().filter_map(|waits| match waits {
+            WaitsFor::Event { name, .. } => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
     /// Reads for what a job waits; `None`: it is not held, or not any more.
     pub(crate) async fn read(
         tenure: &Tenure,
@@ -46,6 +54,19 @@ impl Held {
         }
         let held = tenure.held_for(&[job.id]).await?.into_iter().next();
         Ok(held.map(|of| Self { says: says(&of, now, spans), of: Some(of), waits }))
+    }
+}
+
+/// What a signal did, in words that follow the job's name, and whether the job has the event.
+pub(crate) fn told(answer: Signalled, event: &str) -> (bool, String) {
+    match answer {
+        Signalled::Delivered => (true, format!("has the event {event:?}")),
+        Signalled::Known => (true, format!("had an event {event:?} already; that one counts")),
+        Signalled::Late => (false, format!("has stopped waiting for the event {event:?}")),
+        Signalled::NameTaken => (false, format!("has a step or an effect of the name {event:?}")),
+        Signalled::Finished => (false, "has ended".into()),
+        Signalled::NotFound => (false, "does not exist".into()),
+        other => (false, format!("has an answer that this version cannot name: {other:?}")),
     }
 }
 

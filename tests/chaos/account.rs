@@ -177,6 +177,26 @@ const NEVER: &[Never] = &[
         breaks: "UPDATE chaos.effects SET at = at + interval '1 h'",
     },
     Never {
+        what: "followers that started before a job that they follow had ended",
+        found: "SELECT f.id FROM chaos.found m JOIN chaos.found f ON f.n = m.before
+          WHERE EXISTS (SELECT FROM chaos.attempts a JOIN chaos.attempts b ON b.job_id = m.id
+                         WHERE a.job_id = f.id AND a.started_at < b.finished_at)",
+        breaks: "UPDATE chaos.attempts SET started_at = '2000-01-01'",
+    },
+    Never {
+        what: "followers that completed though a job was to cancel them",
+        found: "SELECT f.id FROM chaos.found m JOIN chaos.found f ON f.n = m.before
+          WHERE f.on_failure = 'cancel' AND f.status = 'completed' AND m.status <> 'completed'",
+        breaks: "UPDATE chaos.found SET status = CASE WHEN before IS NULL THEN 'completed' ELSE 'failed' END",
+    },
+    Never {
+        what: "followers that were cancelled for nothing",
+        found: "SELECT f.id FROM chaos.found f
+          WHERE f.on_failure IS NOT NULL AND f.status = 'cancelled'
+            AND (f.on_failure = 'run' OR NOT EXISTS (SELECT FROM chaos.found m WHERE m.before = f.n AND m.status <> 'completed'))",
+        breaks: "UPDATE chaos.found SET status = CASE WHEN before IS NULL THEN 'cancelled' ELSE 'completed' END",
+    },
+    Never {
         what: "jobs with two owners at a time",
         found: "SELECT a.job_id FROM chaos.attempts a JOIN chaos.attempts b
              ON a.job_id = b.job_id AND a.fencing_token < b.fencing_token AND b.started_at < a.finished_at",
@@ -206,6 +226,11 @@ pub async fn account(
         ),
         ("  as a message", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'submission'"),
         ("  debounced", "SELECT count(*) FROM chaos.journal WHERE accepted AND key IS NOT NULL"),
+        ("jobs that follow others", "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL"),
+        (
+            "  of which a failure cancelled",
+            "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL AND status = 'cancelled'",
+        ),
         ("jobs in lanes", "SELECT count(*) FROM chaos.found WHERE lane IS NOT NULL"),
         ("  at most at once in one", "SELECT coalesce(max(n), 0)::bigint FROM chaos.at_once"),
         ("  at most started in a second in one", "SELECT coalesce(max(n), 0) FROM chaos.in_a_second"),
@@ -314,7 +339,8 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
         "UPDATE chaos.journal SET key = split_part(way, '/', 2), seq = split_part(way, '/', 3)::int, way = 'debounce'
           WHERE starts_with(way, 'debounce/')",
         "CREATE TABLE chaos.found AS SELECT id, status, attempt, max_attempts, (payload->>'n')::uuid AS n,
-                payload->>'act' AS act, payload->>'lane' AS lane, payload->>'debounce' AS key, (payload->>'seq')::int AS seq,
+                payload->>'act' AS act, payload->>'lane' AS lane, payload->>'debounce' AS key,
+                (payload->>'before')::uuid AS before, payload->>'on_failure' AS on_failure, (payload->>'seq')::int AS seq,
                 queue = 'chaos-foreign' AS is_foreign, output, message,
                 (SELECT category FROM tenure.dead_letter_jobs d WHERE d.id = all_jobs.id) AS category FROM tenure.all_jobs",
         "CREATE TABLE chaos.attempts AS SELECT * FROM tenure.job_executions_all",

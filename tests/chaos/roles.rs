@@ -13,7 +13,7 @@ use serde_json::json;
 use sqlx::{PgConnection, PgPool, postgres::PgPoolOptions};
 use tenure::{
     Backoff, Config, FencingToken, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure,
-    Worker,
+    Worker, groups::OnFailure,
 };
 use uuid::Uuid;
 
@@ -33,6 +33,14 @@ pub struct Task {
     pub debounce: Option<String>,
     #[serde(default)]
     pub seq: Option<u32>,
+    /// Of a member of a group: the number of the job that follows it.
+    #[serde(default)]
+    pub before: Option<Uuid>,
+    /// Of a job that follows others: their numbers, in order, and what it does when one of them fails.
+    #[serde(default)]
+    pub members: Vec<Uuid>,
+    #[serde(default)]
+    pub on_failure: Option<String>,
 }
 
 /// The queue with lanes.
@@ -90,7 +98,18 @@ fn task() -> Task {
     };
     let lasts_ms = rand::random_range(0..lasts_ms);
     let foreign = lane.is_none() && rand::random_range(0..3) == 0;
-    Task { n: Uuid::new_v4(), act: act(), lasts_ms, lane, foreign, debounce: None, seq: None }
+    Task {
+        n: Uuid::new_v4(),
+        act: act(),
+        lasts_ms,
+        lane,
+        foreign,
+        debounce: None,
+        seq: None,
+        before: None,
+        members: vec![],
+        on_failure: None,
+    }
 }
 
 fn request(task: Task) -> JobRequest {
@@ -120,6 +139,9 @@ async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
         ctx.progress("working", 100.0 * step as f32 / steps as f32, "").await?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    if !task.members.is_empty() {
+        look_back(&task, &ctx).await?;
+    }
     match task.act.as_str() {
         "fenced" => ctx.fenced_tx(async |tx| insert(tx, "fenced", n, token).await).await?,
         "together" => {
@@ -140,6 +162,19 @@ async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
     }
     ctx.once("effect", async |tx| insert(tx, "once", n, token).await).await?;
     Outcome::done(n)
+}
+
+/// Checks what a job sees of those that it follows: each of them, once, in order.
+async fn look_back(task: &Task, ctx: &JobContext<PgPool>) -> Result<(), JobError> {
+    let outputs: Vec<Uuid> = ctx.outputs().await?;
+    let failed = ctx.failed_before().await?.len();
+    let mut members = task.members.iter();
+    let are_in_order = outputs.iter().all(|output| members.any(|member| member == output));
+    let may_run = failed == 0 || task.on_failure.as_deref() == Some("run");
+    if are_in_order && may_run && outputs.len() + failed == task.members.len() {
+        return Ok(());
+    }
+    Err(JobError::permanent(format!("it sees {outputs:?} and {failed} failures of {:?}", task.members)))
 }
 
 pub async fn worker() {
@@ -272,7 +307,45 @@ pub async fn producer(hold: &Path) {
             }
         }
     };
-    tokio::join!(alone, in_transactions, submissions, debounced(&tenure));
+    tokio::join!(alone, in_transactions, submissions, debounced(&tenure), grouped(&tenure));
+}
+
+/// Enqueues groups: some jobs, and one that follows them.
+async fn grouped(tenure: &Tenure) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(rand::random_range(0..4_000))).await;
+        let cancels = rand::random_range(0..2) == 0;
+        let mut follower = Task { act: "once".into(), lasts_ms: 50, foreign: false, ..task() };
+        follower.on_failure = Some(if cancels { "cancel" } else { "run" }.into());
+        let member = |_| Task { before: Some(follower.n), foreign: false, ..task() };
+        let members: Vec<_> = (0..rand::random_range(1..6)).map(member).collect();
+        follower.members = members.iter().map(|member| member.n).collect();
+        let all: Vec<_> = members.iter().map(|member| member.n).chain([follower.n]).collect();
+        for n in &all {
+            note("tried", "group", *n, "");
+        }
+        let does = if cancels { OnFailure::Cancel } else { OnFailure::Run };
+        for _ in 0..5 {
+            let members = members.iter().cloned().map(request);
+            let last = request(follower.clone()).unique_key(follower.n.to_string());
+            match tenure.group(members).then(last).on_failure(does).await {
+                Ok(group) => {
+                    let (_, ids) = group.jobs.split_last().unwrap_or((&group.id, &[]));
+                    for (place, n) in all.iter().enumerate() {
+                        // Only members are cancelled, so that a follower is for a reason.
+                        note(
+                            "accepted",
+                            "group",
+                            *n,
+                            &ids.get(place).map_or(String::new(), ToString::to_string),
+                        );
+                    }
+                    break;
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
+            }
+        }
+    }
 }
 
 /// Enqueues bursts of debounced jobs, of four keys: two in each queue.

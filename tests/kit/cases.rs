@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tenure::{JobRequest, Status};
+use tenure::{JobRequest, Status, groups::OnFailure};
 use tokio::time::sleep;
 
 use super::{
@@ -207,6 +207,43 @@ pub async fn outcomes(client: Client) {
         }
     }
     world.bench.until_stream_is_empty(SOON).await;
+}
+
+pub async fn steps(client: Client) {
+    let world = World::patient(client).await;
+    let _gateways = (world.gateway(), world.gateway());
+    // One slot: a job that kept it would wait for its own parts for ever.
+    let mut first = world.ready(1).await;
+    let job = world.enqueue("steps", json!({"ms": 300, "parts": [3, 1, 2]})).await;
+    let waits =
+        format!("EXISTS (SELECT FROM tenure.effects WHERE job_id = '{job}' AND step_kind = 'awaited')");
+    world.bench.until_within(&waits, SOON).await;
+    world.bench.tenure.signal(job, "go", &json!({"by": "kit"})).await.unwrap();
+    let row = world.ended(job).await;
+    let output = row.output.unwrap_or_default();
+    let expected = json!({"one": {"token": 1}, "go": {"by": "kit"}, "parts": [{"n": 3}, {"n": 1}, {"n": 2}],
+                          "late": "late", "attempt": 1, "token": output["token"]});
+    assert_eq!(output, expected, "{}", first.log());
+    assert!(output["token"].as_i64() > Some(3), "it was suspended at each wait: {output}");
+    let others = format!(
+        "tenure.job_executions_all WHERE job_id = '{job}' AND outcome NOT IN ('snoozed', 'completed')"
+    );
+    assert_eq!(world.bench.count(&others).await, 0, "attempts that ended in another way");
+
+    let job = world.enqueue("steps_crash", json!({})).await;
+    first.wait().await;
+    let second = world.ready(1).await;
+    let row = world.ended(job).await;
+    let expected = Some(json!({"one": {"token": 1}, "attempt": 2, "token": 2}));
+    assert_eq!(row.output, expected, "{}", second.log());
+
+    let group = ["echo", "fail"].map(|kind| JobRequest::new(QUEUE, kind, json!("a")).max_attempts(1));
+    let follower = JobRequest::new(QUEUE, "follow", json!({}));
+    let group = world.bench.tenure.group(group).then(follower).on_failure(OnFailure::Run).await.unwrap();
+    let row = world.ended(group.id).await;
+    let expected = Some(json!({"outputs": ["a"], "failed": [group.jobs[1]]}));
+    assert_eq!(row.output, expected, "{}", second.log());
+    world.bench.every_job_is_as_it_must_be().await;
 }
 
 pub async fn cancel(client: Client) {

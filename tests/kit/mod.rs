@@ -106,6 +106,7 @@ pub const CASES: &[Case] = &[
     Case { name: "progress", what: "reports seldom, and the latest values", finds: &["chatty", "old_value", "settle_first"], run: |c| Box::pin(cases::progress(c)) },
     Case { name: "checkpoint", what: "goes on from a checkpoint", finds: &["no_checkpoint"], run: |c| Box::pin(cases::checkpoint(c)) },
     Case { name: "outcomes", what: "ends a job in each way, at its time", finds: &["retry_time", "snooze_charged", "fail_retried", "crash_swallowed"], run: |c| Box::pin(cases::outcomes(c)) },
+    Case { name: "steps", what: "does a step once, and waits without a slot or an attempt", finds: &["step_again", "suspend_charged"], run: |c| Box::pin(cases::steps(c)) },
     Case { name: "cancel", what: "stops a cancelled handler within a second", finds: &["deaf_to_cancel"], run: |c| Box::pin(cases::cancel(c)) },
     Case { name: "timeout", what: "ends an attempt that lasts too long", finds: &["no_timeout"], run: |c| Box::pin(cases::timeout(c)) },
     Case { name: "hang", what: "reports nothing for a handler that hangs", finds: &["alive"], run: |c| Box::pin(cases::hang(c)) },

@@ -39,6 +39,12 @@ export interface Job {
   ended: boolean;
 }
 
+/**
+ * What became of an event. `known`: one of that name had come before, and counts. `late`: the job has stopped waiting for
+ * it. `name_taken`: a step of the job has that name. `finished`: the job has ended.
+ */
+export type Signalled = 'delivered' | 'known' | 'late' | 'name_taken' | 'finished';
+
 /** A request is repeated until a gateway answers, or the signal is aborted. */
 export interface Asking {
   signal?: AbortSignal;
@@ -106,6 +112,17 @@ export class Client {
   /** Cancels a job. False: it runs, and its handler was told; or it had ended. */
   async cancel(queue: string, job: string, { signal }: Asking = {}): Promise<boolean> {
     return (await this.#ask(queue, 'cancel', { job }, 0, signal)).cancelled as boolean;
+  }
+
+  /** Tells a job of an event. */
+  async signal(
+    queue: string,
+    job: string,
+    name: string,
+    payload: unknown = null,
+    { signal }: Asking = {},
+  ): Promise<Signalled> {
+    return (await this.#ask(queue, 'signal', { job, name, payload }, 0, signal)).answer as Signalled;
   }
 
   async #ask(queue: string, request: string, body: object, waitMs: number, signal?: AbortSignal): Promise<Answer> {

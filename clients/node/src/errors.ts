@@ -16,7 +16,11 @@ export class ProtocolError extends TenureError {
 }
 
 /** The job is no longer this worker's. Nothing that its handler does counts. */
-export class Lost extends TenureError {}
+export class Lost extends TenureError {
+  constructor(message = "the job is no longer this worker's") {
+    super(message);
+  }
+}
 
 /** The job is to be cancelled, its time is over, or the worker stops. */
 export class Cancelled extends TenureError {}
@@ -38,6 +42,22 @@ export class Permanent extends TenureError {}
 export class Snooze extends TenureError {
   constructor(readonly ms: number) {
     super(`snoozed for ${ms} ms`);
+  }
+}
+
+/**
+ * The job waits: for the end of a sleep, an event, or jobs of its own. It is no failure: let it pass. The attempt ends and
+ * does not count, and the handler begins anew when that has come.
+ */
+export class Suspended extends TenureError {
+  /** `awaits`: the name of an event or a step; absent for a sleep. `leftMs`: absent for a wait without an end. */
+  constructor(
+    readonly awaits: string | undefined,
+    readonly leftMs: number | undefined,
+  ) {
+    const waits = awaits === undefined ? 'sleeps' : `waits for ${JSON.stringify(awaits)}`;
+    const most = awaits === undefined ? '' : ', at most';
+    super(`the job ${waits}${leftMs === undefined ? '' : `${most} for ${leftMs} ms`}; let this error pass`);
   }
 }
 

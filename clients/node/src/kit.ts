@@ -3,7 +3,7 @@
 import { writeSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Cancel, type Context, type Log, Permanent, Retry, Snooze, Worker } from './index.js';
+import { Cancel, type Context, type Handler, type Log, Permanent, Retry, Snooze, Worker } from './index.js';
 
 const SHOWN = new Set<unknown>(['ready', 'began', 'stopped', 'settled', 'lost']);
 const { env } = process;
@@ -104,6 +104,27 @@ function worker(queue: string, slots: number): Worker {
   );
 
   w.handle('once_key', (_, ctx: Context) => ({ key: ctx.key('x'), again: ctx.key('x') }));
+
+  const steps: Handler<{ ms: number; parts: number[] }> = async (job, ctx) => {
+    const one = await ctx.step('one', () => ({ token: ctx.token }));
+    await ctx.sleep('nap', job.ms);
+    const go = await ctx.event('go');
+    const parts = await ctx.all(
+      'parts',
+      job.parts.map((n) => ({ kind: 'echo', payload: { n } })),
+    );
+    const late = (await ctx.eventWithin('never', 1)) ?? 'late';
+    return { one, go, parts, late, attempt: ctx.attempt, token: ctx.token };
+  };
+  w.handle('steps', steps);
+
+  w.handle('steps_crash', async (_, ctx) => {
+    const one = await ctx.step('one', () => ({ token: ctx.token }));
+    if (ctx.token === 1) await die();
+    return { one, attempt: ctx.attempt, token: ctx.token };
+  });
+
+  w.handle('follow', async (_, ctx) => ({ outputs: await ctx.outputs(), failed: await ctx.failedBefore() }));
 
   w.handle<{ lines: { quantity: number; cents: number }[] }>('order', (job) => {
     const began = Math.floor((performance.timeOrigin + performance.now()) * 1_000);

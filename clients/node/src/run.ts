@@ -1,6 +1,16 @@
 /** An attempt that runs here, and what its handler sees of it. */
 
-import { Cancelled, Lost, TenureError } from './errors.js';
+import { setMaxListeners } from 'node:events';
+
+import { Cancelled, Lost, Permanent, Suspended, TenureError } from './errors.js';
+
+/** Ten years: the longest time that a gateway takes. */
+const DELAY_MAX = 10 * 365 * 86_400_000;
+/** The most jobs of one `all`. */
+const JOBS_MAX = 1_000;
+/** 1 to 512 bytes, without control characters and without halves of a pair. */
+const STEP_NAME = /^[^\p{Cc}\p{Cs}]+$/u;
+const STEP_NAME_BYTES_MAX = 512;
 
 /** A job as a gateway hands it over. */
 export interface Job {
@@ -48,6 +58,17 @@ export function textOf(fields: Fields): string {
     .join()}}`;
 }
 
+/** JSON text; what has none, as `undefined`, is `null`. */
+function jsonOf(value: unknown): string {
+  const text = JSON.stringify(value) as string | undefined;
+  return text ?? 'null';
+}
+
+/** Whole milliseconds. A time that has passed already is none. */
+export function whole(ms: number | undefined): number | undefined {
+  return ms === undefined ? undefined : Math.round(Math.min(Math.max(ms, 0), DELAY_MAX));
+}
+
 /** Wakes those who wait for a change. They look at what has changed: a wait may end without a ring. */
 export class Bell {
   #rang = false;
@@ -89,6 +110,8 @@ export class Run {
   began = false;
   why: Why | undefined;
   refused: string | undefined;
+  /** The names of the steps that it has called. */
+  readonly steps = new Set<string>();
   writtenAt = performance.now();
   sentAt = -Infinity;
   pending: Fields | undefined;
@@ -104,6 +127,8 @@ export class Run {
   get signal(): AbortSignal {
     if (!this.#controller) {
       this.#controller = new AbortController();
+      // A handler may have many steps at once, and each listens.
+      setMaxListeners(0, this.#controller.signal);
       if (this.why) this.#controller.abort(this.reason());
     }
     return this.#controller.signal;
@@ -133,6 +158,12 @@ export class Run {
     this.changed.ring();
   }
 
+  /** Notes a write that was sent then, and has succeeded. */
+  written(sentAt: number): void {
+    this.writtenAt = Math.max(this.writtenAt, sentAt);
+    this.changed.ring();
+  }
+
   /** The report that goes with the settle, as JSON text: the one on its way may not arrive. */
   lastReport(): string | undefined {
     return this.sending || this.pending ? textOf({ ...this.sending, ...this.pending }) : undefined;
@@ -145,7 +176,7 @@ export class Run {
   }
 
   reason(): TenureError | undefined {
-    if (this.why === 'lost') return new Lost("the job is no longer this worker's");
+    if (this.why === 'lost') return new Lost();
     if (this.why) return new Cancelled(this.why);
     return this.refused === undefined ? undefined : new TenureError(`a report was refused: ${this.refused}`);
   }
@@ -166,6 +197,35 @@ export interface Progress {
   checkpoint?: unknown;
 }
 
+/** A job that another one enqueues, in its own queue. */
+export interface NewJob {
+  kind: string;
+  payload: unknown;
+  maxAttempts?: number | undefined;
+  lane?: string | undefined;
+  priority?: number | undefined;
+}
+
+/** How a job has ended for which another one waits. */
+interface End {
+  job: string;
+  completed: boolean;
+  output?: unknown;
+}
+
+/** What gateways answer about steps, unless the job is lost. */
+export interface StepAnswers {
+  recorded: { lost?: boolean; recorded: boolean; result?: unknown };
+  step: { lost?: boolean };
+  sleep: { lost?: boolean; left_ms: number };
+  event: { lost?: boolean; came: boolean; payload?: unknown; late?: boolean; left_ms?: number | null };
+  all: { lost?: boolean; ended: boolean };
+  outputs: { lost?: boolean; ends: End[]; next?: number | null };
+}
+
+/** Asks a gateway about the steps of an attempt, until it answers. */
+type Ask = <R extends keyof StepAnswers>(request: R, fields: Fields) => Promise<StepAnswers[R]>;
+
 /** The most bytes of a checkpoint, and of a report or a settle. */
 export interface Limits {
   checkpoint: number;
@@ -176,6 +236,7 @@ export interface Limits {
 export class Context {
   readonly #run: Run;
   readonly #limits: () => Limits;
+  readonly #ask: Ask;
   readonly queue: string;
   readonly jobId: string;
   readonly kind: string;
@@ -195,9 +256,10 @@ export class Context {
   }
 
   /** @internal */
-  constructor(run: Run, queue: string, limits: () => Limits) {
+  constructor(run: Run, queue: string, limits: () => Limits, ask: Ask) {
     this.#run = run;
     this.#limits = limits;
+    this.#ask = ask;
     this.queue = queue;
     const { job } = run;
     this.jobId = job.job;
@@ -255,6 +317,157 @@ export class Context {
     }
   }
 
+  /**
+   * Does a step of the job, unless an earlier attempt has recorded it. Resolves to its result as JSON gives it back, in
+   * each attempt the same; `undefined` is `null`. It runs at least once, and is recorded once: a worker that dies between
+   * the end of the work and its record leaves no trace. What the work throws is not recorded, and the step may be called
+   * again. `name` is 1 to 512 bytes without control characters, and is used once in an attempt.
+   */
+  step<T>(name: string, work: () => T | Promise<T>): Promise<T> {
+    return awaitedOrNot(this.#step(name, work));
+  }
+
+  async #step<T>(name: string, work: () => T | Promise<T>): Promise<T> {
+    this.#call(name);
+    let text: string;
+    let tookMs: number;
+    try {
+      // Nothing is recorded of a job that has not run before.
+      if (this.token > 1) {
+        const { recorded, result } = await this.#ask('recorded', fieldsOf({ name }));
+        if (recorded) return (result ?? null) as T;
+      }
+      const beganAt = performance.now();
+      const result = await work();
+      tookMs = Math.round(performance.now() - beganAt);
+      text = jsonOf(result);
+      const { checkpoint, entry } = this.#limits();
+      const limit = checkpoint < entry ? 'TENURE_CHECKPOINT_BYTES_MAX' : 'max_payload of NATS';
+      mustFit(`the result of step ${JSON.stringify(name)} has`, text, Math.min(checkpoint, entry), limit);
+    } catch (error) {
+      this.#run.steps.delete(name);
+      throw error;
+    }
+    await this.#ask('step', { ...fieldsOf({ name, took_ms: tookMs }), result: text });
+    return JSON.parse(text) as T;
+  }
+
+  /**
+   * Lets the job sleep, without a slot, a message or an attempt: throws `Suspended`, and returns at once when the handler
+   * runs again after `ms`. Put what comes before into steps.
+   */
+  sleep(name: string, ms: number): Promise<void> {
+    return awaitedOrNot(this.#sleep(name, ms));
+  }
+
+  async #sleep(name: string, ms: number): Promise<void> {
+    this.#call(name);
+    const answer = await this.#ask('sleep', fieldsOf({ name, lasts_ms: lasting(name, ms) }));
+    if (answer.left_ms > 0) throw new Suspended(undefined, answer.left_ms);
+  }
+
+  /** Waits for an event, and resolves to its payload. Throws `Suspended` until it has come. */
+  event<T = unknown>(name: string): Promise<T> {
+    return awaitedOrNot(this.#came<T>(name));
+  }
+
+  async #came<T>(name: string): Promise<T> {
+    const event = await this.#event(name, undefined);
+    if (event) return event.payload as T;
+    const why = `an earlier attempt has stopped waiting for event ${JSON.stringify(name)}`;
+    throw new Permanent(`${why}: wait for it with eventWithin`);
+  }
+
+  /** Waits for an event, at most for `ms` from the first call on. Resolves to `undefined` if it has not come by then. */
+  eventWithin<T = unknown>(name: string, ms: number): Promise<T | undefined> {
+    return awaitedOrNot(this.#cameWithin<T>(name, ms));
+  }
+
+  async #cameWithin<T>(name: string, ms: number): Promise<T | undefined> {
+    return (await this.#event(name, lasting(name, ms)))?.payload as T | undefined;
+  }
+
+  /** `undefined`: the job has stopped waiting. */
+  async #event(name: string, withinMs: number | undefined): Promise<{ payload: unknown } | undefined> {
+    this.#call(name);
+    const answer = await this.#ask('event', fieldsOf({ name, within_ms: withinMs }));
+    if (answer.came) return { payload: answer.payload ?? null };
+    if (answer.late) return undefined;
+    throw new Suspended(name, answer.left_ms ?? undefined);
+  }
+
+  /**
+   * Enqueues jobs, at most 1000, once in the life of this one, and resolves to their outputs, in this order. Throws
+   * `Suspended` until all have ended, and `Permanent` if one did not complete.
+   */
+  all<T = unknown>(name: string, jobs: readonly NewJob[]): Promise<T[]> {
+    return awaitedOrNot(this.#all<T>(name, jobs));
+  }
+
+  async #all<T>(name: string, jobs: readonly NewJob[]): Promise<T[]> {
+    this.#call(name);
+    if (jobs.length === 0) return [];
+    if (jobs.length > JOBS_MAX) {
+      throw new Permanent(`step ${JSON.stringify(name)} has ${jobs.length} jobs, but at most ${JOBS_MAX} are allowed`);
+    }
+    const listed = jobs.map(({ kind, payload, maxAttempts, lane, priority }) =>
+      textOf({ payload: jsonOf(payload), ...fieldsOf({ kind, max_attempts: maxAttempts, lane, priority }) }),
+    );
+    const text = `[${listed.join()}]`;
+    const { entry } = this.#limits();
+    mustFit(`the jobs of step ${JSON.stringify(name)} have`, text, entry, 'max_payload of NATS');
+    const answer = await this.#ask('all', { ...fieldsOf({ name }), jobs: text });
+    if (!answer.ended) throw new Suspended(name, undefined);
+    const ends = await this.#ends(name);
+    const failed = ends.filter((end) => !end.completed);
+    if (failed[0]) {
+      const which = `${failed.length} of ${ends.length} jobs of step ${JSON.stringify(name)}`;
+      const first = `the first of them job ${failed[0].job}`;
+      throw new Permanent(`${which} did not complete, ${first}: redrive them, and then this job`);
+    }
+    return ends.map((end) => (end.output ?? null) as T);
+  }
+
+  /** The outputs of the completed jobs that this one follows in its group, in the order in which they were added. */
+  outputs<T = unknown>(): Promise<T[]> {
+    const completed = this.#ends().then((ends) => ends.filter((end) => end.completed));
+    return awaitedOrNot(completed.then((ends) => ends.map((end) => (end.output ?? null) as T)));
+  }
+
+  /** The jobs before this one that have failed or were cancelled. */
+  failedBefore(): Promise<string[]> {
+    const failed = this.#ends().then((ends) => ends.filter((end) => !end.completed));
+    return awaitedOrNot(failed.then((ends) => ends.map((end) => end.job)));
+  }
+
+  /** How the jobs of a step have ended, or those that this one follows. */
+  async #ends(name?: string): Promise<End[]> {
+    this.#run.check();
+    const all: End[] = [];
+    let after: number | null | undefined = 0;
+    while (typeof after === 'number') {
+      const { ends, next }: StepAnswers['outputs'] = await this.#ask('outputs', fieldsOf({ name, after }));
+      for (const end of ends) all.push(end);
+      after = next;
+    }
+    return all;
+  }
+
+  /** Notes the call of a step. */
+  #call(name: string): void {
+    const run = this.#run;
+    run.check();
+    if (!STEP_NAME.test(name) || Buffer.byteLength(name) > STEP_NAME_BYTES_MAX) {
+      const rule = `1 to ${STEP_NAME_BYTES_MAX} bytes without control characters`;
+      throw new Permanent(`the name of a step must have ${rule}: ${JSON.stringify(name)}`);
+    }
+    if (run.steps.has(name)) {
+      const what = `step ${JSON.stringify(name)} was called twice in one attempt`;
+      throw new Permanent(`${what}: give each step of a job a name of its own`);
+    }
+    run.steps.add(name);
+  }
+
   async #change(): Promise<void> {
     this.#run.check();
     await this.#run.changed.next();
@@ -263,7 +476,24 @@ export class Context {
 }
 
 /** A handler that forgets to await it must not end the process, and with it the jobs of others. */
-function awaitedOrNot(done: Promise<void>): Promise<void> {
+function awaitedOrNot<T>(done: Promise<T>): Promise<T> {
   done.catch(() => undefined);
   return done;
+}
+
+/** Whole milliseconds. What is no number would be a wait without an end. */
+function lasting(name: string, ms: number): number {
+  const lasts = whole(ms);
+  if (lasts === undefined || Number.isNaN(lasts)) {
+    throw new Permanent(`the time of step ${JSON.stringify(name)} is ${ms}, not a number of milliseconds`);
+  }
+  return lasts;
+}
+
+function mustFit(what: string, text: string, most: number, limit: string): void {
+  const bytes = Buffer.byteLength(text);
+  if (bytes > most) {
+    const way = 'store what is large elsewhere, and pass its place';
+    throw new Permanent(`${what} ${bytes} bytes, but at most ${most} are allowed (${limit}): ${way}`);
+  }
 }

@@ -13,7 +13,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 import { connect, type Msg, type NatsConnection } from '@nats-io/transport-node';
 
-import { Cancelled, Client, Lost, Permanent, type Rules, Snooze, TenureError, Worker } from './index.js';
+import { Cancelled, Client, Lost, Permanent, type Rules, Snooze, Suspended, TenureError, Worker } from './index.js';
 import type { Handler } from './run.js';
 
 interface Body {
@@ -417,6 +417,190 @@ void suite('a worker', { concurrency: true }, () => {
   });
 });
 
+void suite('the steps of a job', { concurrency: true }, () => {
+  void test('are done once, and the job is suspended between them', async () => {
+    const gateway = new Gateway();
+    gateway.answers.step = () => ({ recorded: true });
+    gateway.answers.sleep = () => ({ left_ms: gateway.of('sleep').length === 1 ? 50 : 0 });
+    gateway.answers.recorded = ({ name }) => (name === 'one' ? { recorded: true, result: null } : { recorded: false });
+    gateway.answers.event = ({ name, within_ms }) => {
+      if (name === 'go') return { came: true, payload: null };
+      const late = gateway.of('event').length > 2;
+      return within_ms === undefined ? { came: false, left_ms: null } : { came: false, late, left_ms: 7 };
+    };
+    gateway.answers.all = () => ({ ended: gateway.of('all').length > 1 });
+    gateway.answers.outputs = ({ name, after }) => {
+      const end = { job: `part-${String(after)}`, completed: name !== undefined || after === 9 };
+      return after === 0 ? { ends: [{ ...end, output: 'a' }], next: 9 } : { ends: [end], next: null };
+    };
+    const jobs = [1, 2, 3, 4, 5].map((n) => job(n, { job: 'job' }));
+    gateway.answers.settle = ({ settles }) => {
+      gateway.jobs.push(...jobs.splice(0, 1));
+      return { results: settles.map(() => 'settled') };
+    };
+    gateway.jobs.push(...jobs.splice(0, 1));
+    let runs = 0;
+    const worker = gateway.worker(async (_, ctx) => {
+      const one = await ctx.step<unknown>('one', () => {
+        runs++;
+      });
+      const two = await ctx.step('two', () => Promise.resolve({ at: new Date(0), zero: -0 }));
+      await ctx.sleep('nap', 50.4);
+      const waits = [await ctx.event('go'), await ctx.eventWithin('never', 7)];
+      const parts = await ctx.all('parts', [{ kind: 'k', payload: undefined, maxAttempts: 2, priority: -1 }]);
+      const none = await ctx.all('none', []);
+      if (ctx.token < 5) await ctx.event('last');
+      return [one, two, waits, parts, none, await ctx.outputs(), await ctx.failedBefore()];
+    });
+    await gateway.until(worker, () => gateway.settles().length === 5);
+    const ends = gateway.settles().map(({ outcome, awaits, left_ms, error }) => [outcome, awaits, left_ms, error]);
+    assert.deepEqual(ends, [
+      ['suspend', undefined, 50, undefined],
+      ['suspend', 'never', 7, undefined],
+      ['suspend', 'parts', undefined, undefined],
+      ['suspend', 'last', undefined, undefined],
+      ['complete', undefined, undefined, undefined],
+    ]);
+    const two = { at: '1970-01-01T00:00:00.000Z', zero: 0 };
+    const output = [null, two, [null, null], ['a', null], [], [null], ['part-0']];
+    assert.deepEqual(gateway.settles()[4]?.output, output);
+    assert.deepEqual(gateway.settles()[0]?.steps, ['one', 'two', 'nap']);
+    assert.deepEqual(gateway.settles()[4]?.steps, ['one', 'two', 'nap', 'go', 'never', 'parts', 'none']);
+    assert.equal(runs, 1);
+    const named = { v: 1, worker: worker.worker, receipt: 'receipt-1' };
+    const [first, second] = gateway.of('step');
+    assert.deepEqual(first, { ...named, name: 'one', took_ms: first?.took_ms, result: null });
+    assert.deepEqual(second, { ...named, name: 'two', took_ms: second?.took_ms, result: two });
+    assert.ok(!gateway.of('recorded').some(({ receipt }) => receipt === 'receipt-1'), 'nothing is recorded yet');
+    assert.deepEqual(gateway.of('sleep')[0], { ...named, name: 'nap', lasts_ms: 50 });
+    const asked = [{ payload: null, kind: 'k', max_attempts: 2, priority: -1 }];
+    assert.deepEqual(gateway.of('all')[0], { ...named, receipt: 'receipt-3', name: 'parts', jobs: asked });
+    assert.ok(!gateway.logged.some((line) => line.includes('threw')), 'a wait is no failure');
+  });
+
+  void test('fail the job if they cannot be', async () => {
+    const gateway = new Gateway();
+    const { hello } = gateway.answers;
+    gateway.answers.hello = (body) => ({ ...(hello?.(body) as object), checkpoint_bytes_max: 100 });
+    gateway.answers.step = () => ({ recorded: true });
+    gateway.answers.event = () => ({ came: false, late: true });
+    gateway.answers.sleep = () =>
+      JSON.stringify({ error: { code: 'refused', message: 'the name is taken', retry: false } });
+    gateway.answers.all = () => ({ ended: true });
+    gateway.answers.outputs = () => ({
+      ends: [true, false, false].map((completed, n) => ({ job: `part-${n}`, completed, output: n })),
+    });
+    gateway.jobs.push(job(1));
+    const part = { kind: 'k', payload: 1 };
+    const worker = gateway.worker(async (_, ctx) => {
+      const fails = async (work: () => Promise<unknown>, message: RegExp): Promise<void> => {
+        await assert.rejects(work, (error: Error) => error instanceof Permanent && message.test(error.message));
+      };
+      const boom = (): never => {
+        throw new Error('boom');
+      };
+      await assert.rejects(ctx.step('a', boom), /boom/);
+      await fails(
+        () => ctx.step('a', () => 'x'.repeat(99)),
+        /"a" has 101 bytes, but at most 100 .*_BYTES_MAX.*elsewhere/,
+      );
+      assert.equal(await ctx.step('a', () => 1), 1);
+      await fails(() => ctx.step('a', boom), /step "a" was called twice/);
+      for (const name of ['', 'a\n', 'half \ud83d', 'ä'.repeat(257)])
+        await fails(() => ctx.step(name, boom), /1 to 512 bytes/);
+      await fails(() => ctx.sleep('b', NaN), /step "b" is NaN/);
+      await fails(() => ctx.eventWithin('c', NaN), /step "c" is NaN/);
+      await fails(() => ctx.sleep('d', -1), /^the name is taken$/);
+      await fails(() => ctx.event('e'), /has stopped waiting for event "e".*eventWithin/);
+      assert.equal(await ctx.eventWithin('f', Infinity), undefined);
+      await fails(
+        () => ctx.all('g', [part, part, part]),
+        /2 of 3 jobs of step "g" .* job part-1: redrive them, and then/,
+      );
+      await fails(() => ctx.all('h', Array(1_001).fill(part)), /1001 jobs, but at most 1000/);
+      const large = { ...part, payload: 'x'.repeat(MAX_PAYLOAD) };
+      await fails(() => ctx.all('i', [large]), /"i" have 10\d{5} bytes, but at most 10\d{5} .*max_payload/);
+      throw new Permanent('seen');
+    });
+    await gateway.until(worker, () => gateway.settles().length > 0);
+    assert.equal(gateway.settles()[0]?.error, 'seen');
+    assert.deepEqual([gateway.of('sleep')[0]?.lasts_ms, gateway.of('sleep').length], [0, 1]);
+  });
+
+  void test('are repeated until they are recorded, which is a sign of life', async () => {
+    const gateway = new Gateway();
+    const hello = JSON.stringify({ error: { code: 'hello_first', message: 'no row', retry: true } });
+    const answers = [again, hello, { recorded: true }];
+    gateway.answers.step = () => (gateway.of('step').length > 3 ? { recorded: true } : answers.shift());
+    gateway.answers.report = () => again;
+    gateway.jobs.push(job(1, { stale_after_ms: 2_000 }));
+    let tookMs = Infinity;
+    const warnings: Error[] = [];
+    process.on('warning', (warning) => warnings.push(warning));
+    const worker = gateway.worker(async (_, ctx) => {
+      await sleep(1_100);
+      await ctx.step('one', () => 1);
+      const beganAt = performance.now();
+      await ctx.progress();
+      tookMs = performance.now() - beganAt;
+      await Promise.all(Array.from({ length: 20 }, (_, n) => ctx.step(`${n}`, () => sleep(5))));
+    });
+    await gateway.until(worker, () => gateway.settles().length > 0);
+    const [first, ...others] = gateway.of('step');
+    assert.deepEqual(others.slice(0, 2), [first, first]);
+    assert.equal(gateway.settles()[0]?.outcome, 'complete');
+    assert.ok(tookMs < 500, `${tookMs}`);
+    assert.deepEqual(warnings, [], 'many steps at once are no leak of listeners');
+  });
+
+  void test('end when the job is lost, or its handler is asked to stop', async () => {
+    const gateway = new Gateway();
+    const ends: unknown[] = [];
+    gateway.answers.step = () => ({ lost: true });
+    gateway.jobs.push(job(1), job(2));
+    const worker = gateway.worker(async (payload, ctx) => {
+      try {
+        if (payload === 2) await until(() => gateway.logged.includes('the attempt is lost'));
+        await (payload === 1 ? ctx.step('a', () => 1) : ctx.event('never'));
+      } catch (error) {
+        ends.push(error, ctx.signal.reason);
+        throw error;
+      }
+    });
+    gateway.answers.event = () => {
+      worker.stop();
+    };
+    await gateway.until(worker, () => gateway.settles().length > 0);
+    assert.ok(ends[0] instanceof Lost && ends[1] instanceof Lost, String(ends));
+    assert.ok(ends[2] instanceof Cancelled && ends[2] === ends[3]);
+    assert.ok(gateway.logged.includes('the attempt is lost'));
+    const settles = gateway.settles().map(({ token, outcome }) => [token, outcome]);
+    assert.deepEqual(settles, [[2, 'release']]);
+  });
+
+  void test('suspend the job also while the worker stops, and are not named if there is no room', async () => {
+    const gateway = new Gateway();
+    gateway.answers.event = () => ({ came: true });
+    gateway.jobs.push(job(1), job(2));
+    const worker = gateway.worker(async (payload, ctx) => {
+      if (payload === 1) {
+        await Promise.all(Array.from({ length: 100 }, (_, n) => ctx.event(`${n} `.padEnd(500, 'x'))));
+        return 'x'.repeat(MAX_PAYLOAD - 20_000);
+      }
+      await until(() => gateway.settles().length > 0);
+      worker.stop();
+      await until(() => ctx.signal.aborted);
+      throw new Suspended('a', undefined);
+    });
+    await gateway.until(worker, () => gateway.settles().length > 1);
+    const ends = gateway.settles().map(({ outcome, steps, awaits }) => [outcome, steps, awaits]);
+    assert.deepEqual(ends, [
+      ['complete', undefined, undefined],
+      ['suspend', undefined, 'a'],
+    ]);
+  });
+});
+
 void suite('a producer', { concurrency: true }, () => {
   const told = { job: 'a', kind: 'known', status: 'queued', attempt: 0, max_attempts: 5, stage: null, progress: null };
   const seen = { ...told, message: null, output: null, output_omitted: true, last_error: 'e', ended: false };
@@ -465,6 +649,9 @@ void suite('a producer', { concurrency: true }, () => {
     waits.push(seen);
     assert.equal((await client.wait(gateway.queue, 'a', { timeoutMs: 0 })).ended, false);
     assert.equal(await client.cancel(gateway.queue, 'a'), false);
+    gateway.answers.signal = () => ({ answer: 'delivered' });
+    assert.equal(await client.signal(gateway.queue, 'a', 'approved', { by: 'ann' }), 'delivered');
+    assert.deepEqual(gateway.of('signal'), [{ v: 1, job: 'a', name: 'approved', payload: { by: 'ann' } }]);
     await client.close();
   });
 

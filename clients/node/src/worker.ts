@@ -7,7 +7,7 @@ import { inspect } from 'node:util';
 
 import type { Msg } from '@nats-io/transport-node';
 
-import { Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError } from './errors.js';
+import { Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, Suspended, TenureError } from './errors.js';
 import {
   Bell,
   Context,
@@ -18,7 +18,9 @@ import {
   type Kind,
   type Limits,
   Run,
+  type StepAnswers,
   textOf,
+  whole,
   type Why,
 } from './run.js';
 import {
@@ -42,8 +44,6 @@ const ENTRIES_MAX = 1_000;
 const REPORTS_MAX = 100;
 const OVERHEAD = 4_096;
 const ERROR_MAX = 10_000;
-/** Ten years: the longest time that a gateway takes. */
-const DELAY_MAX = 10 * 365 * 86_400_000;
 const REFUSED = 'a gateway refused the end of the attempt';
 /** The longest time of a timer of Node. */
 const TIMER_MAX = 2 ** 31 - 1;
@@ -73,7 +73,7 @@ export interface Rules {
 }
 
 /** The answers of gateways. */
-interface Answers {
+interface Answers extends StepAnswers {
   hello: { beat_every_ms: number; report_every_ms: number; take_slots_max: number; checkpoint_bytes_max: number };
   take: { jobs: Job[]; uncertain: boolean };
   payload: { text: string; lost?: boolean };
@@ -322,7 +322,9 @@ export class Worker {
       if (timeoutMs !== undefined) {
         timer = setTimeout(this.#stop.bind(this, run, 'timeout'), Math.min(timeoutMs, TIMER_MAX));
       }
-      const output = await handler(run.job.payload, new Context(run, this.queue, () => this.#limits));
+      const limits = (): Limits => this.#limits;
+      const ctx = new Context(run, this.queue, limits, (request, fields) => this.#ask(run, request, fields));
+      const output = await handler(run.job.payload, ctx);
       end = fieldsOf({ outcome: 'complete', output });
     } catch (error) {
       end = this.#endOf(run, error);
@@ -346,6 +348,8 @@ export class Worker {
   #said(run: Run, error: unknown): Record<string, unknown> {
     if (error instanceof Lost) run.why = 'lost';
     if (run.why === 'cancelled') return { outcome: 'cancel', error: 'the job was cancelled' };
+    // It has come to a wait: there is nothing to give back, or to try again.
+    if (error instanceof Suspended) return { outcome: 'suspend', awaits: error.awaits, left_ms: error.leftMs };
     if (run.why === 'shutdown' || run.why === 'cut off') return { outcome: 'release', began: run.began };
     if (run.why === 'timeout') {
       return { outcome: 'retry', error: `it ran longer than the ${run.kind.timeoutMs} ms that its kind allows` };
@@ -367,10 +371,31 @@ export class Worker {
     for (let part = 0; part < (run.job.parts ?? 0); part++) {
       const asked = fieldsOf({ receipt: run.job.receipt, part });
       const answer = await repeat(() => this.#once('payload', asked), run.signal, this.#log);
-      if (answer.lost) throw new Lost("the job is no longer this worker's");
+      if (answer.lost) throw new Lost();
       text += answer.text;
     }
     Object.assign(run.job, JSON.parse(text));
+  }
+
+  /** Asks about a step of the job, until a gateway answers, or the handler is asked to stop. */
+  async #ask<R extends keyof StepAnswers>(run: Run, request: R, fields: Fields): Promise<StepAnswers[R]> {
+    const asked = { ...fields, ...fieldsOf({ receipt: run.job.receipt }) };
+    const send = async (): Promise<Answers[R]> => {
+      const sentAt = performance.now();
+      const answer = await this.#once(request, asked);
+      if (!answer.lost) run.written(sentAt);
+      return answer;
+    };
+    // What a step has done is done, also if its handler is to stop.
+    const isLast = request === 'step' && run.why !== undefined && run.why !== 'lost';
+    const asking = isLast ? send() : repeat(send, run.signal, this.#log);
+    const answer = await asking.catch((error: unknown) => {
+      const isRefused = error instanceof ProtocolError && error.code === 'refused';
+      throw isRefused ? new Permanent(error.message.slice(`${error.code}: `.length)) : error;
+    });
+    if (!answer.lost) return answer;
+    this.#stop(run, 'lost');
+    throw new Lost();
   }
 
   #running(): Run[] {
@@ -404,10 +429,12 @@ export class Worker {
   #settle(run: Run, end: Fields): void {
     run.isRunning = false;
     const most = this.#limits.entry;
-    const report = run.pending && textOf(run.pending);
-    let entry = entryOf(run, report === undefined ? end : { ...end, report });
-    // The work is worth more than its last report.
-    if (report !== undefined && entry.bytes > most) entry = entryOf(run, end);
+    const reported = run.pending ? { ...end, report: textOf(run.pending) } : end;
+    const called = run.steps.size > 0 ? { ...reported, steps: JSON.stringify([...run.steps]) } : reported;
+    let entry = entryOf(run, called);
+    // The work is worth more than its last report, and that is worth more than the names of its steps.
+    if (entry.bytes > most) entry = entryOf(run, reported);
+    if (entry.bytes > most) entry = entryOf(run, end);
     if (entry.bytes > most) {
       const error = `the output has ${entry.bytes} bytes, but a message of NATS holds at most ${most}`;
       entry = entryOf(run, fieldsOf({ outcome: 'fail', error }));
@@ -497,7 +524,7 @@ export class Worker {
     }
     entries.forEach(({ run }, place) => {
       const result = results[place];
-      if (result === 'ok' || result === 'cancel') run.writtenAt = sentAt;
+      if (result === 'ok' || result === 'cancel') run.written(sentAt);
       if (result === 'cancel' || result === 'lost') this.#stop(run, result === 'cancel' ? 'cancelled' : 'lost');
       if (typeof result === 'object') {
         run.refused = result.message;
@@ -573,9 +600,4 @@ function entryOf(run: Run, fields: Fields): Entry {
 /** The end of an attempt that has no other. */
 function failed(error: unknown): Fields {
   return fieldsOf({ outcome: 'retry', error: inspect(error).slice(0, ERROR_MAX).toWellFormed() });
-}
-
-/** Whole milliseconds. A time that has passed already is none. */
-function whole(ms: number | undefined): number | undefined {
-  return ms === undefined ? undefined : Math.round(Math.min(Math.max(ms, 0), DELAY_MAX));
 }

@@ -88,6 +88,16 @@ impl<S> JobContext<S> {
         name: &str,
         jobs: impl IntoIterator<Item = R>,
     ) -> Result<Vec<T>, JobError> {
+        self.all_end(name, jobs).await?;
+        self.outputs_of(Some(name)).await
+    }
+
+    /// Starts jobs, and returns once all of them have completed: [`JobContext::all`] without their outputs.
+    pub(crate) async fn all_end<R: Into<JobRequest>>(
+        &self,
+        name: &str,
+        jobs: impl IntoIterator<Item = R>,
+    ) -> Result<(), JobError> {
         let own = self.id();
         let group = self.job.claim.group.unwrap_or(own.0);
         let (jobs, step) = (self.children(group, jobs)?, name.to_owned());
@@ -102,7 +112,7 @@ impl<S> JobContext<S> {
             })
             .await?;
         if count == 0 {
-            return Ok(vec![]);
+            return Ok(());
         }
         let states = self.step_states(name).await?;
         if states.open > 0 {
@@ -115,7 +125,7 @@ impl<S> JobContext<S> {
                 states.lacking, states.jobs
             )));
         }
-        self.outputs_of(Some(name)).await
+        Ok(())
     }
 
     fn children<R: Into<JobRequest>>(

@@ -22,6 +22,7 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
 use tokio::time::sleep;
 
 use super::{ContextError, JobContext, WITHOUT_END};
@@ -113,21 +114,13 @@ impl<S> JobContext<S> {
         work: impl AsyncFnOnce() -> Result<T, JobError>,
     ) -> Result<T, JobError> {
         let mut call = self.call(name).await?;
-        match self.recorded(name).await? {
-            Some((_, Recorded::Step(result))) => {
-                call.is_recorded = true;
-                let result = match result {
-                    Some(result) => result,
-                    None => self.result_of(name).await?,
-                };
-                return serde_json::from_str(&result).map_err(|error| {
-                    JobError::permanent(format!(
-                        "the recorded result of step {name:?} does not fit its type: {error}"
-                    ))
-                });
-            }
-            Some((_, Recorded::Sleep(_) | Recorded::Other)) => return Err(taken(name)),
-            None => {}
+        if let Some(result) = self.recorded_step(name).await? {
+            call.is_recorded = true;
+            return serde_json::from_str(&result).map_err(|error| {
+                JobError::permanent(format!(
+                    "the recorded result of step {name:?} does not fit its type: {error}"
+                ))
+            });
         }
         let began_at = Instant::now();
         let result = work().await?;
@@ -135,6 +128,42 @@ impl<S> JobContext<S> {
         call.is_recorded = true;
         self.record(name, text, Step::Step(began_at.elapsed())).await?;
         Ok(result)
+    }
+
+    /// Returns the result of a step that an earlier attempt has recorded, as JSON text.
+    async fn recorded_step(&self, name: &str) -> Result<Option<String>, JobError> {
+        let recorded = self.recorded(name).await?;
+        self.result(name, recorded.map(|(_, recorded)| recorded)).await
+    }
+
+    /// The same, for a process that keeps none of what was recorded.
+    pub(crate) async fn recorded_alone(&self, name: &str) -> Result<Option<String>, JobError> {
+        loop {
+            match self.store.steps(self.id(), Some(name)).await {
+                Ok(steps) => return self.result(name, steps.into_iter().next().map(|(_, what)| what)).await,
+                Err(error) => self.wait_for(error).await?,
+            }
+        }
+    }
+
+    async fn result(&self, name: &str, recorded: Option<Recorded>) -> Result<Option<String>, JobError> {
+        match recorded {
+            Some(Recorded::Step(Some(result))) => Ok(Some(result)),
+            Some(Recorded::Step(None)) => self.result_of(name).await.map(Some),
+            Some(Recorded::Sleep(_) | Recorded::Other) => Err(taken(name)),
+            None => Ok(None),
+        }
+    }
+
+    /// Records a step that another process has done: its result, as JSON text, and how long it took. Again, it changes
+    /// nothing.
+    pub(crate) async fn record_step(&self, name: &str, result: &str, took: Duration) -> Result<(), JobError> {
+        check_key(name)
+            .map_err(|rule| JobError::permanent(format!("the name of a step {rule}: {name:?}")))?;
+        let result = RawValue::from_string(result.to_owned()).map_err(JobError::permanent)?;
+        let text = self.storable_result(name, &result)?;
+        self.job.has_effects.store(true, Ordering::Release);
+        self.record(name, text, Step::Step(took)).await
     }
 
     /// Lets the job sleep, without a slot, a message or an attempt: returns the error [`ContextError::Suspended`],
@@ -202,7 +231,7 @@ impl<S> JobContext<S> {
         let read = || async {
             loop {
                 let read_at = Instant::now();
-                match self.store.steps(self.id()).await {
+                match self.store.steps(self.id(), None).await {
                     Ok(steps) => return Ok::<_, JobError>((read_at, steps.into_iter().collect())),
                     Err(error) => self.wait_for(error).await?,
                 }

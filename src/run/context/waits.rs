@@ -150,7 +150,11 @@ impl<S> JobContext<S> {
     }
 
     /// Returns the payload of an event as JSON text; `None`: the job has stopped waiting for it.
-    async fn event_of(&self, name: &str, patience: Option<Duration>) -> Result<Option<String>, JobError> {
+    pub(crate) async fn event_of(
+        &self,
+        name: &str,
+        patience: Option<Duration>,
+    ) -> Result<Option<String>, JobError> {
         check_key(name)
             .map_err(|rule| JobError::permanent(format!("the name of an event {rule}: {name:?}")))?;
         loop {

@@ -6,9 +6,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::{Cli, Output, Usage, print, table::table};
+use crate::lanes;
 use tenure::{
     JobId, Tenure,
-    groups::{GroupEdge, GroupJob, GroupView, Signalled},
+    groups::{GroupEdge, GroupJob, GroupView},
 };
 
 /// The most jobs that a table shows.
@@ -99,20 +100,12 @@ pub(super) async fn signal(
         Usage(format!("the payload is not JSON: {error}; quote a text twice, as in '\"text\"'"))
     })?;
     let answer = tenure.signal(id, name, payload).await?;
-    let (code, text) = match answer {
-        Signalled::Delivered => (ExitCode::SUCCESS, format!("has the event {name:?}")),
-        Signalled::Known => (ExitCode::SUCCESS, format!("had an event {name:?} already; that one counts")),
-        Signalled::Late => (ExitCode::FAILURE, format!("has stopped waiting for the event {name:?}")),
-        Signalled::NameTaken => (ExitCode::FAILURE, format!("has a step or an effect of the name {name:?}")),
-        Signalled::Finished => (ExitCode::FAILURE, "has ended".into()),
-        Signalled::NotFound => (ExitCode::FAILURE, "does not exist".into()),
-        other => (ExitCode::FAILURE, format!("has an answer that this version cannot name: {other:?}")),
-    };
+    let (has_it, text) = lanes::told(answer, name);
     match cli.output {
         Output::Json => print::line(serde_json::json!({ "id": id, "answer": answer })),
         Output::Table => print::line(format!("{id} {text}")),
     }
-    Ok(code)
+    Ok(if has_it { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]

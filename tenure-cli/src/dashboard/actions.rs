@@ -7,11 +7,13 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
 
 use super::{Ask, Failure, View, page, params::Params};
-use crate::access::Who;
+use crate::{access::Who, lanes};
 use tenure::{
     JobId, StoreError,
+    groups::SignalError,
     internals::JobAction,
     jobs::{ActionError, CancelOutcome, RetryOutcome},
     queues::{QueueLimits, QueueSettingsError},
@@ -55,6 +57,7 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
         ["jobs", "retry"] => retry(view, &named(ask)?).await,
         ["jobs", id, "cancel"] => cancel(view, &[job(id)?]).await,
         ["jobs", id, "retry"] => retry(view, &[job(id)?]).await,
+        ["jobs", id, "signal"] => signal(view, ask, job(id)?).await,
         ["dead", "redrive"] => redrive(view, ask).await,
         ["dead", "purge"] => purge(view, ask).await,
         ["queues", queue, "pause"] => pause(view, queue).await,
@@ -168,6 +171,26 @@ fn cancelled_jobs(answers: &[CancelOutcome]) -> String {
 
 async fn retry(view: &View, jobs: &[JobId]) -> Said {
     Ok(retried(&view.tenure.retry_many(jobs).await?))
+}
+
+async fn signal(view: &View, ask: &Ask, job: JobId) -> Said {
+    let event = ask.form.get("event").ok_or_else(|| Failure::Bad("Name an event.".into()))?;
+    let text = ask.form.get("payload").unwrap_or_else(|| "null".into());
+    // As text: a value would round its numbers.
+    let payload = RawValue::from_string(text).map_err(|error| {
+        Failure::Bad(format!(
+            "The payload is not JSON ({error}); a string needs its own quotes, as in \"text\"."
+        ))
+    })?;
+    match view.tenure.signal(job, &event, &payload).await {
+        Ok(answer) => {
+            let (has_it, said) = lanes::told(answer, &event);
+            let said = format!("The job {said}.");
+            if has_it { Ok(said) } else { Err(Failure::Bad(said)) }
+        }
+        Err(SignalError::Store(error)) => Err(error.into()),
+        Err(error) => Err(Failure::Bad(page::sentence(&error.to_string()))),
+    }
 }
 
 fn retried(answers: &[RetryOutcome]) -> String {

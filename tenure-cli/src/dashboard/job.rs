@@ -73,7 +73,8 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     let mut live = Regions::default();
     let body = html! {
         (live.put("job-head", head(view, ask, &job, &texts, !edges.0.is_empty())))
-        (live.put("job-progress", progress(view, &job, &texts, letter.as_ref(), who_runs, held)))
+        (live.put("job-progress", progress(view, &job, &texts, letter.as_ref(), who_runs, held.as_ref())))
+        (live.put("job-events", events_of(view, ask, &job, held.as_ref())))
         (live.put("job-attempts", attempts(view, &job, &executions)))
         div.columns {
             (live.put("job-timeline", history(view, &entries)))
@@ -150,7 +151,7 @@ fn progress(
     texts: &JobTexts,
     letter: Option<&DeadLetter>,
     who_runs: Option<WhoRuns>,
-    held: Option<Held>,
+    held: Option<&Held>,
 ) -> Markup {
     let silence = texts.silence_s.map(|s| s.max(0.0));
     html! {
@@ -195,7 +196,7 @@ fn progress(
                         @if job.is_held {
                             p {
                                 b { "held: " }
-                                @match &held {
+                                @match held {
                                     // A lane's key must not change the direction of the words around it.
                                     Some(held) => bdi { (held.says) },
                                     None => "its lane is releasing it",
@@ -225,6 +226,31 @@ fn progress(
                                 "."
                             }
                         }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The forms that tell the job of the events for which it waits. They change only with these: users type here.
+fn events_of(view: &View, ask: &Ask, job: &JobRow, held: Option<&Held>) -> Markup {
+    let events: Vec<_> = held.into_iter().flat_map(Held::events).collect();
+    html! {
+        section.panel #job-events hidden[events.is_empty() || !view.has_actions] {
+            header { h2 { "Events" } p { "the job goes on once it has one of these" } }
+            @if view.has_actions {
+                @for (n, event) in events.iter().enumerate() {
+                    form.form method="post" action={ (view.base) "/jobs/" (job.id) "/signal" } {
+                        (page::own(ask))
+                        input type="hidden" name="event" value=(event);
+                        label for={ "event-" (n) } { bdi { (event) } }
+                        div {
+                            input type="text" id={ "event-" (n) } name="payload" placeholder="null" autocomplete="off"
+                                spellcheck="false";
+                            p.soft { "what it is told, as JSON; a string needs its own quotes" }
+                        }
+                        div.actions { button.primary { "Signal" } }
                     }
                 }
             }

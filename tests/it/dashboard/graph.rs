@@ -65,3 +65,39 @@ async fn the_drawing_of_a_group_moves_fits_a_phone_and_is_used_by_keyboard() {
     browser.press(&String::from(char::from(Key::Enter))).await;
     browser.until_text("h1", "score").await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_signals_an_event_on_the_page_of_the_job_that_waits_for_it() {
+    let bench = calm().await;
+    let approve = async |_: Value, ctx: JobContext| {
+        let by: Value = ctx.event("approved <by>").await?;
+        Ok::<_, JobError>(by)
+    };
+    let worker = Worker::builder(&bench.tenure)
+        .handle_kind("approve", KindOptions::new(), approve)
+        .concurrency("q", 1);
+    let running = Running::start(worker);
+    let job = bench.tenure.enqueue(JobRequest::new("q", "approve", json!(1))).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE publish_at = '9999-01-01Z'", 1).await;
+    let (looks, acts) =
+        (Dashboard::start(&bench, &[], &[]).await, Dashboard::start(&bench, &["--actions"], &[]).await);
+    let page = looks.get(&format!("/jobs/{job}")).await.body;
+    assert!(!page.contains("/signal"), "without --actions there is no form");
+
+    let browser = Browser::sized(acts.address, Look::new(375, 812)).await;
+    browser.open(&format!("/jobs/{job}")).await;
+    browser.until_text("#job-events label", "approved <by>").await;
+    browser.value("document.querySelector('#job-events input[name=payload]').value = 'ann'").await;
+    browser.click("#job-events button").await;
+    browser.until_text(".flash", "a string needs its own quotes").await;
+    browser
+        .value("document.querySelector('#job-events input[name=payload]').value = '{\"by\": \"ann\"}'")
+        .await;
+    browser.click("#job-events button").await;
+    browser.until_text(".flash", "The job has the event \"approved <by>\".").await;
+    let row = bench.until_finished(job).await;
+    assert_eq!(row.output, Some(json!({"by": "ann"})));
+    browser.until_text("#job-head", "completed").await;
+    assert_eq!(browser.value("document.querySelector('#job-events').hidden").await, json!(true));
+    running.stop().await;
+}

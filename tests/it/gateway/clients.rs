@@ -50,6 +50,20 @@ async fn a_blocking_handler_in_python_reports_and_is_cancelled() {
     assert_eq!(world.ended(job).await.status, Status::Cancelled);
 }
 
+/// The same calls as in the kit's case `steps`, in a handler that blocks its thread.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blocking_handler_in_python_does_steps_and_waits() {
+    let world = World::patient(Client::python("python", "python/kit.py")).await;
+    let _gateway = world.gateway();
+    let worker = world.ready(1).await;
+    let job = world.enqueue("steps_sync", json!({"ms": 50, "parts": [2, 1]})).await;
+    world.bench.tenure.signal(job, "go", &json!(7)).await.unwrap();
+    let output = world.ended(job).await.output.unwrap_or_default();
+    let expected = json!({"one": {"token": 1}, "go": 7, "parts": [{"n": 2}, {"n": 1}], "late": "late",
+                          "attempt": 1, "token": output["token"]});
+    assert_eq!(output, expected, "{}", worker.log());
+}
+
 /// With one slot, a job that did not end would keep the next one from running.
 #[tokio::test(flavor = "multi_thread")]
 async fn however_a_handler_in_python_ends_its_job_ends_and_the_worker_goes_on() {

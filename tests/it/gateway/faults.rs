@@ -12,11 +12,12 @@ use super::{Foreign, about, all, enqueue, gateway, outcomes};
 use crate::harness::{Bench, Child, Running, bench, bench_with};
 
 /// The steps of a gateway, in order.
-const STEPS: [&str; 6] = [
+const STEPS: [&str; 7] = [
     "gateway_pulled",
     "gateway_claimed",
     "gateway_answered",
     "gateway_reported",
+    "gateway_stepped",
     "gateway_settling",
     "gateway_settled",
 ];
@@ -25,7 +26,7 @@ const STEPS: [&str; 6] = [
 const PATIENCE: Duration = Duration::from_millis(1_500);
 
 /// No job is stale while a gateway is replaced; others take a dead worker's turns soon.
-fn patient(config: &mut Config) {
+pub(super) fn patient(config: &mut Config) {
     config.timing.stale_after = Duration::from_secs(30);
     config.timing.ack_wait = Duration::from_secs(60);
     config.timing.renew_every = Duration::from_millis(500);
@@ -78,6 +79,8 @@ impl Foreign {
             };
             let report = json!({"reports": [about(&job, json!({"stage": "on"}))]});
             assert_eq!(self.until_answered("report", report).await["results"], json!(["ok"]));
+            let step = json!({"receipt": job["receipt"], "name": "one", "result": 7});
+            assert_eq!(self.until_answered("step", step).await, json!({"recorded": true}));
             let settle = json!({"settles": [about(&job, json!({"outcome": "complete", "output": 1}))]});
             assert_eq!(self.until_answered("settle", settle).await["results"], json!(["settled"]));
             return super::id(&job);

@@ -2,6 +2,7 @@
 
 mod clients;
 mod faults;
+mod steps;
 
 use std::time::Duration;
 
@@ -388,6 +389,7 @@ async fn a_settle_that_is_repeated_answers_as_the_first_did() {
         json!({"outcome": "snooze", "after_ms": 60_000}),
         json!({"outcome": "fail", "error": "no"}),
         json!({"outcome": "cancel"}),
+        json!({"outcome": "suspend", "left_ms": 60_000}),
     ] {
         let job = enqueue(&bench, "k", json!(null)).await;
         let taken = worker.one().await;
@@ -471,8 +473,8 @@ async fn a_worker_that_was_silent_for_too_long_can_write_nothing() {
     assert_eq!(frozen.report(&taken, json!({"stage": "stale"})).await, json!("lost"));
     let beat = frozen.beat(&[&taken], Value::Null).await;
     assert_eq!((&beat["lost"], &beat["cancel"]), (&json!([job]), &json!([])));
-    for outcome in ["complete", "retry", "fail", "snooze", "cancel", "release"] {
-        let end = json!({"outcome": outcome, "after_ms": 1, "output": "stale"});
+    for outcome in ["complete", "retry", "fail", "snooze", "cancel", "suspend", "release"] {
+        let end = json!({"outcome": outcome, "after_ms": 1, "left_ms": 1, "output": "stale"});
         assert_eq!(frozen.settle(&taken, end).await, json!("lost"), "{outcome}");
     }
     assert_eq!(

@@ -1,8 +1,8 @@
 """Workers and producers of tenure over NATS: see docs/worker-protocol.md of tenure for what they say to a gateway."""
 
 from ._client import Client, Enqueued, Job
-from ._errors import Cancel, Cancelled, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError
-from ._run import Context, SyncContext
+from ._errors import Cancel, Cancelled, Lost, Permanent, ProtocolError, Retry, Snooze, Suspended, TenureError
+from ._run import Context, NewJob, SyncContext
 from ._worker import Worker
 
 __all__ = [
@@ -13,10 +13,12 @@ __all__ = [
     "Enqueued",
     "Job",
     "Lost",
+    "NewJob",
     "Permanent",
     "ProtocolError",
     "Retry",
     "Snooze",
+    "Suspended",
     "SyncContext",
     "TenureError",
     "Worker",

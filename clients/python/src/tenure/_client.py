@@ -116,6 +116,11 @@ class Client:
         """Cancels a job. False: it runs, and its handler was told; or it had ended."""
         return bool((await self._ask(queue, "cancel", {"job": job}))["cancelled"])
 
+    async def signal(self, queue: str, job: str, name: str, payload: Any = None) -> str:
+        """Tells a job of an event: `delivered`; `known`, if one of that name had come before, which counts; `late`, if
+        the job has stopped waiting for it; `name_taken`, if a step of the job has that name; or `finished`."""
+        return str((await self._ask(queue, "signal", {"job": job, "name": name, "payload": payload}))["answer"])
+
 
 def _job(answer: dict[str, Any]) -> Job:
     return Job(**{field.name: answer.get(field.name) for field in fields(Job)})  # type: ignore[arg-type]

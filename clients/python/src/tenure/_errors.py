@@ -26,11 +26,14 @@ class ProtocolError(TenureError):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
-        self.code = code
+        self.code, self.message = code, message
 
 
 class Lost(TenureError):
     """The job is no longer this worker's. Nothing that its handler does counts."""
+
+    def __init__(self, message: str = "the job is no longer this worker's") -> None:
+        super().__init__(message)
 
 
 class Cancelled(TenureError):
@@ -57,6 +60,30 @@ class Snooze(TenureError):
     def __init__(self, seconds: float | timedelta) -> None:
         self.seconds = seconds_of(seconds, "seconds")
         super().__init__(f"snoozed for {self.seconds} s")
+
+
+class Suspended(TenureError):
+    """The job waits: for the end of a sleep, an event, or jobs of its own. It is no failure: let it pass. The attempt
+    ends and does not count, and the handler begins anew when that has come.
+
+    `awaits`: the name of an event or a step; None for a sleep. `left_ms`: None for a wait without an end."""
+
+    def __init__(self, awaits: str | None, left_ms: int | None) -> None:
+        waits = "sleeps" if awaits is None else f"waits for {awaits!r}"
+        left = "" if left_ms is None else f" for {'' if awaits is None else 'at most '}{left_ms} ms"
+        super().__init__(f"the job {waits}{left}; let this error pass")
+        self.awaits, self.left_ms = awaits, left_ms
+
+
+def suspension(error: BaseException | None) -> Suspended | None:
+    """The wait of which an error tells: itself, by its cause, or as a group of such errors, as of a `TaskGroup`."""
+    if error is None or isinstance(error, Suspended):
+        return error
+    group = getattr(error, "exceptions", None)
+    if not isinstance(group, tuple) or not group:
+        return suspension(error.__cause__)
+    waits = [suspension(inner) for inner in group]
+    return waits[0] if all(waits) else None
 
 
 class Cancel(TenureError):

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
-from ._errors import Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError
+from ._errors import Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError, suspension
 from ._run import Context, Fields, Kind, Run, SyncContext, fields_of, text_of
 from ._wire import ANSWERED_WITHIN, Pauses, Wire, check_queue, millis, repeat, size, to_json
 
@@ -272,7 +272,7 @@ class Worker:
 
     def _start(self, job: dict[str, Any]) -> None:
         kind = self._kinds.get(job["kind"]) or self._kinds["*"]
-        run = Run(job, kind, job["stale_after_ms"] / 1000, self._checkpoint_max, self._entry_max)
+        run = Run(job, kind, job["stale_after_ms"] / 1000, self._checkpoint_max, self._entry_max, self._once)
         # An attempt of the same job that this worker lost, and of which it has not heard yet.
         if older := self._latest.get(job["job"]):
             self._stop(older, "lost")
@@ -346,6 +346,9 @@ class Worker:
             run.why = "lost"
         if run.why == "cancelled":
             return {"outcome": "cancel", "error": "the job was cancelled"}
+        # It has come to a wait: there is nothing to give back, or to try again.
+        if suspended := suspension(error):
+            return {"outcome": "suspend", "awaits": suspended.awaits, "left_ms": suspended.left_ms}
         if run.why in ("shutdown", "cut off"):
             return {"outcome": "release", "began": run.began}
         if run.why == "timeout":
@@ -370,7 +373,7 @@ class Worker:
         for part in range(run.job["parts"]):
             answer = await self._ask("payload", f'"receipt":{run.names["receipt"]},"part":{part}')
             if answer.get("lost"):
-                raise Lost("the job is no longer this worker's")
+                raise Lost
             text += answer["text"]
         run.job.update(json.loads(text))
 
@@ -395,12 +398,14 @@ class Worker:
 
     def _settle(self, run: Run, end: Fields) -> None:
         run.is_running = False
-        report = None if run.pending is None else text_of(run.pending)
-        entry = entry_of(run, end if report is None else {**end, "report": report})
-        # The work is worth more than its last report.
-        if report is not None and entry.bytes > self._entry_max:
-            entry = entry_of(run, end)
-        if entry.bytes > self._entry_max:
+        reported = end if run.pending is None else {**end, "report": text_of(run.pending)}
+        called = {**reported, "steps": to_json(sorted(run.steps))} if run.steps else reported
+        # The work is worth more than its last report, and that is worth more than the names of its steps.
+        for fields in (called, reported, end):
+            entry = entry_of(run, fields)
+            if entry.bytes <= self._entry_max:
+                break
+        else:
             error = f"the output has {entry.bytes} bytes, but a message of NATS holds at most {self._entry_max}"
             entry = entry_of(run, fields_of({"outcome": "fail", "error": error}))
         self._settles.append(entry)

@@ -152,7 +152,7 @@ async fn a_large_result_is_read_when_it_is_asked_for() {
     let large = numbers.collect::<String>();
     let result = large.clone();
     one.context.step("large", async || Ok(result)).await.unwrap();
-    let recorded = one.context.store.steps(one.context.id()).await.unwrap();
+    let recorded = one.context.store.steps(one.context.id(), None).await.unwrap();
     assert_eq!(recorded, [("large".to_owned(), Recorded::Step(None))]);
     let next = again(&one).await;
     assert_eq!(next.step("large", async || Ok(String::new())).await.unwrap(), large);
