@@ -22,6 +22,7 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+#[cfg(feature = "gateway")]
 use serde_json::value::RawValue;
 use tokio::time::sleep;
 
@@ -136,16 +137,6 @@ impl<S> JobContext<S> {
         self.result(name, recorded.map(|(_, recorded)| recorded)).await
     }
 
-    /// The same, for a process that keeps none of what was recorded.
-    pub(crate) async fn recorded_alone(&self, name: &str) -> Result<Option<String>, JobError> {
-        loop {
-            match self.store.steps(self.id(), Some(name)).await {
-                Ok(steps) => return self.result(name, steps.into_iter().next().map(|(_, what)| what)).await,
-                Err(error) => self.wait_for(error).await?,
-            }
-        }
-    }
-
     async fn result(&self, name: &str, recorded: Option<Recorded>) -> Result<Option<String>, JobError> {
         match recorded {
             Some(Recorded::Step(Some(result))) => Ok(Some(result)),
@@ -153,17 +144,6 @@ impl<S> JobContext<S> {
             Some(Recorded::Sleep(_) | Recorded::Other) => Err(taken(name)),
             None => Ok(None),
         }
-    }
-
-    /// Records a step that another process has done: its result, as JSON text, and how long it took. Again, it changes
-    /// nothing.
-    pub(crate) async fn record_step(&self, name: &str, result: &str, took: Duration) -> Result<(), JobError> {
-        check_key(name)
-            .map_err(|rule| JobError::permanent(format!("the name of a step {rule}: {name:?}")))?;
-        let result = RawValue::from_string(result.to_owned()).map_err(JobError::permanent)?;
-        let text = self.storable_result(name, &result)?;
-        self.job.has_effects.store(true, Ordering::Release);
-        self.record(name, text, Step::Step(took)).await
     }
 
     /// Lets the job sleep, without a slot, a message or an attempt: returns the error [`ContextError::Suspended`],
@@ -323,6 +303,31 @@ impl<S> JobContext<S> {
             )));
         }
         Ok(text)
+    }
+}
+
+/// The calls of handlers in other processes.
+#[cfg(feature = "gateway")]
+impl<S> JobContext<S> {
+    /// Returns the result of a step that an earlier attempt has recorded, as JSON text. Keeps nothing for the next call.
+    pub(crate) async fn recorded_alone(&self, name: &str) -> Result<Option<String>, JobError> {
+        loop {
+            match self.store.steps(self.id(), Some(name)).await {
+                Ok(steps) => return self.result(name, steps.into_iter().next().map(|(_, what)| what)).await,
+                Err(error) => self.wait_for(error).await?,
+            }
+        }
+    }
+
+    /// Records a step that another process has done: its result, as JSON text, and how long it took. Again, it changes
+    /// nothing.
+    pub(crate) async fn record_step(&self, name: &str, result: &str, took: Duration) -> Result<(), JobError> {
+        check_key(name)
+            .map_err(|rule| JobError::permanent(format!("the name of a step {rule}: {name:?}")))?;
+        let result = RawValue::from_string(result.to_owned()).map_err(JobError::permanent)?;
+        let text = self.storable_result(name, &result)?;
+        self.job.has_effects.store(true, Ordering::Release);
+        self.record(name, text, Step::Step(took)).await
     }
 }
 
