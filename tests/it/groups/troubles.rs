@@ -1,6 +1,6 @@
 //! What stands between a follower and its start: redrives, cancellations, people, other keys, other locks.
 
-use tenure::{OnExpiry, jobs::RetryOutcome};
+use tenure::{OnExpiry, jobs::RetryOutcome, queues::QueueLimits};
 
 use super::*;
 
@@ -246,5 +246,65 @@ async fn a_follower_that_comes_back_is_waited_for_again() {
     assert!(is_held(&bench, last.id()).await, "it would run before the one that came back");
     let running = worker(&bench.tenure);
     assert_eq!(bench.until_finished(last.id()).await.status, Status::Completed);
+    running.stop().await;
+}
+
+/// A queue's limit holds for members as for any job, and the follower waits for room as they do.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_and_followers_keep_to_the_limit_of_their_queue() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(2)).await.unwrap();
+    let parts = (0..8).map(|n| job("part", json!({ "n": n })));
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    let running = [worker(&bench.tenure), worker(&bench.tenure)];
+    let row = bench.until_finished(group.id).await;
+    assert_eq!(row.output, Some(json!({"outputs": [0, 1, 2, 3, 4, 5, 6, 7], "failed": 0})));
+    let at_once = "SELECT max((SELECT count(*) FROM tenure.job_history b
+                                WHERE b.started_at <= a.started_at AND b.finished_at > a.started_at))
+                     FROM tenure.job_history a";
+    let at_once: i64 = bench.value(at_once).await;
+    assert!(at_once <= 2, "{at_once} ran at once");
+    for worker in running {
+        worker.stop().await;
+    }
+    bench.every_job_is_as_it_must_be().await;
+}
+
+/// A program of an earlier release knows nothing of groups: it claims a member, and ends it by its own statements.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ends_of_an_older_program_release_a_follower_too() {
+    let bench = bench().await;
+    let group = bench.tenure.group([job("old", json!({}))]).then(job("merge", json!({}))).await.unwrap();
+    let member = group.jobs[0];
+    let running = worker(&bench.tenure);
+    for sql in [
+        "UPDATE tenure.jobs SET status = 'processing', attempt = 1, fencing_token = 1, claim_id = gen_random_uuid(),
+                worker_id = 'old', worker_host = 'old', started_at = now(), last_activity_at = now(), stale_after = '1 h'
+          WHERE id = '{}'",
+        "WITH done AS (DELETE FROM tenure.jobs WHERE id = '{}' RETURNING *)
+         INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token, claim_id,
+                worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at, output)
+         SELECT id, queue, kind, payload, 'completed', attempt, max_attempts, fencing_token, claim_id,
+                worker_id, created_at, scheduled_at, started_at, last_activity_at, now(), '7'
+           FROM done",
+    ] {
+        bench.execute(&sql.replace("{}", &member.to_string())).await;
+    }
+    assert_eq!(bench.until_finished(group.id).await.output, Some(json!({"outputs": [7], "failed": 0})));
+    running.stop().await;
+}
+
+/// The setting by which a statement says that it only completes ends with that statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_does_not_speak_for_the_next_end_of_its_session() {
+    let bench = bench().await;
+    let running = worker(&bench.tenure);
+    for _ in 0..20 {
+        let members = [job("part", json!({"n": 1})), job("part", json!({"n": 13}))];
+        let group = bench.tenure.group(members).then(job("merge", json!({}))).await.unwrap();
+        until_status(&bench, group.id, "cancelled").await;
+    }
+    assert_eq!(bench.count("tenure.job_edges WHERE state = 'failed'").await, 20);
+    assert_eq!(bench.count("tenure.job_edges WHERE state = 'completed'").await, 20);
     running.stop().await;
 }
