@@ -11,7 +11,8 @@ ALTER TABLE tenure.followers ADD COLUMN open_n bigint NOT NULL DEFAULT 0;
 CREATE OR REPLACE FUNCTION tenure.note_group_end() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF current_setting('tenure.completes', true) = 'on' THEN
+    -- A queued job does not complete, and one that is to be cancelled may not.
+    IF current_setting('tenure.completes', true) = 'on' AND OLD.status = 'processing' AND OLD.cancel_requested_at IS NULL THEN
         INSERT INTO tenure.group_ends (job_id, ended_as) VALUES (OLD.id, 'completed');
         RETURN NULL;
     END IF;
@@ -47,6 +48,7 @@ DECLARE
     free   uuid[];
     joined uuid[];
     hurt   uuid[];
+    hopeless uuid[];
     steps  jsonb;
     ready  uuid[];
     doomed uuid[];
@@ -110,42 +112,68 @@ BEGIN
     )
     SELECT array_agg(DISTINCT after) FILTER (WHERE step IS NULL),
            array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state <> 'completed'),
+           array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state IN ('cancelled', 'purged')),
            jsonb_agg(DISTINCT jsonb_build_array(after, step)) FILTER (WHERE step IS NOT NULL)
-      INTO joined, hurt, steps
+      INTO joined, hurt, hopeless, steps
       FROM moved;
 
-    -- 3. What becomes of each. One that still waits, and that no failure has reached, is only remembered: the next look
-    -- begins at the edge for which it waits. Whether none is left is decided by a look at all of them.
+    -- 3. What becomes of each. A failure decides at once. One that still waits is only remembered: the next look begins at the
+    -- edge for which it waits. Whether none is left is decided by a look at all of them.
     WITH seen AS MATERIALIZED (
-        SELECT f.job_id, f.on_failure, f.open_n,
-               CASE WHEN (f.job_id IN (SELECT unnest(hurt))) IS NOT TRUE
-                    THEN (SELECT d.n FROM tenure.job_edges d
-                           WHERE d.after = f.job_id AND d.n >= f.open_n AND d.state IS NULL AND d.step IS NULL
-                           ORDER BY d.n LIMIT 1) END AS next_n
+        SELECT f.job_id, f.on_failure, f.open_n, c.is_cut,
+               CASE WHEN NOT c.is_cut
+                    THEN coalesce((SELECT d.n FROM tenure.job_edges d
+                                    WHERE d.after = f.job_id AND d.n >= f.open_n AND d.state IS NULL AND d.step IS NULL
+                                    ORDER BY d.n LIMIT 1),
+                                  -- One before it may be open again: its job was redriven.
+                                  (SELECT d.n FROM tenure.job_edges d
+                                    WHERE d.after = f.job_id AND d.state IS NULL AND d.step IS NULL
+                                    ORDER BY d.n LIMIT 1)) END AS next_n
           FROM tenure.followers f
+         CROSS JOIN LATERAL (
+               SELECT f.cut_at IS NULL AND CASE f.on_failure WHEN 'cancel' THEN (f.job_id IN (SELECT unnest(hurt))) IS TRUE
+                                                             -- What cannot be redriven will not come.
+                                                             WHEN 'hold' THEN (f.job_id IN (SELECT unnest(hopeless))) IS TRUE
+                                                             ELSE false END AS is_cut
+                OFFSET 0) c
          WHERE f.job_id = ANY (joined)
     ), remembered AS (
         UPDATE tenure.followers f SET open_n = s.next_n
-          FROM seen s WHERE f.job_id = s.job_id AND s.next_n > s.open_n
+          FROM seen s WHERE f.job_id = s.job_id AND s.next_n <> s.open_n
     )
-    SELECT array_agg(v.job_id) FILTER (WHERE NOT v.waits AND (v.on_failure = 'run' OR NOT v.lacks)),
-           array_agg(v.job_id) FILTER (WHERE v.on_failure = 'cancel' AND v.lacks
-                                          -- What cannot be redriven will not come.
+    SELECT array_agg(v.job_id) FILTER (WHERE NOT v.is_cut AND NOT v.waits AND (v.on_failure = 'run' OR NOT v.lacks)),
+           array_agg(v.job_id) FILTER (WHERE v.is_cut OR v.on_failure = 'cancel' AND v.lacks
                                           OR v.on_failure = 'hold' AND v.is_beyond_redrive)
       INTO ready, doomed
-      FROM (SELECT s.job_id, s.on_failure, e.waits, e.lacks, e.is_beyond_redrive
+      FROM (SELECT s.job_id, s.on_failure, s.is_cut, e.waits, e.lacks, e.is_beyond_redrive
               FROM seen s
              CROSS JOIN LATERAL (
                    SELECT coalesce(bool_or(d.state IS NULL), false) AS waits,
                           coalesce(bool_or(d.state <> 'completed'), false) AS lacks,
                           coalesce(bool_or(d.state IN ('cancelled', 'purged')), false) AS is_beyond_redrive
                      FROM tenure.job_edges d
-                    WHERE d.after = s.job_id AND d.step IS NULL) e
+                    WHERE NOT s.is_cut AND d.after = s.job_id AND d.step IS NULL) e
              WHERE s.next_n IS NULL) v;
+    -- The same for jobs of steps. A call of another name may have open ones before these.
+    WITH seen AS MATERIALIZED (
+        SELECT f.job_id, f.open_n,
+               (SELECT d.n FROM tenure.job_edges d
+                 WHERE d.after = f.job_id AND d.n >= f.open_n AND d.state IS NULL AND d.step IS NOT NULL
+                 ORDER BY d.n LIMIT 1) AS next_n
+          FROM tenure.followers f
+         WHERE f.job_id = ANY (ARRAY(SELECT (w ->> 0)::uuid FROM jsonb_array_elements(steps) AS w))
+    ), remembered AS (
+        UPDATE tenure.followers f SET open_n = s.next_n
+          FROM seen s WHERE f.job_id = s.job_id AND s.next_n > s.open_n
+    )
     SELECT array_agg(DISTINCT w.job) INTO woken
       FROM (SELECT (w ->> 0)::uuid AS job, w ->> 1 AS step FROM jsonb_array_elements(steps) AS w) w
-     WHERE NOT EXISTS (SELECT FROM tenure.job_edges d
-                        WHERE d.after = w.job AND d.state IS NULL AND d.step = w.step);
+      LEFT JOIN seen s ON s.job_id = w.job
+     WHERE CASE WHEN EXISTS (SELECT FROM tenure.job_edges d
+                              WHERE d.after = w.job AND d.n >= s.next_n AND d.state IS NULL AND d.step = w.step)
+                THEN false
+                ELSE NOT EXISTS (SELECT FROM tenure.job_edges d
+                                  WHERE d.after = w.job AND d.state IS NULL AND d.step = w.step) END;
 
     -- 4. A follower that was cancelled by a job's failure comes back once that job has completed after all. It has a
     -- clear_reason, as a redriven job has: it stays in its cell. One that cannot come back keeps back no other.
@@ -240,7 +268,54 @@ BEGIN
     END IF;
 END $$;
 
--- As before, but in one pass over the edges.
+-- As before, but one call looks at `most` followers, and at the edges of those alone that live, or were cancelled.
+CREATE OR REPLACE FUNCTION tenure.mend_groups(after_follower uuid, most int) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    followers uuid[];
+    last      uuid;
+BEGIN
+    SELECT (array_agg(f.job_id ORDER BY f.job_id))[most],
+           array_agg(f.job_id) FILTER (WHERE f.cut_at IS NOT NULL
+                                          OR EXISTS (SELECT FROM tenure.jobs j WHERE j.id = f.job_id))
+      INTO last, followers
+      FROM (SELECT f.job_id, f.cut_at FROM tenure.followers f
+             WHERE f.job_id > after_follower ORDER BY f.job_id LIMIT most) f;
+    -- One that could not come back when the last job before it had completed: that end is told once more.
+    WITH again AS (
+        UPDATE tenure.job_edges d SET state = NULL
+         WHERE (d.after, d.n) IN (
+               SELECT f.job_id, (SELECT max(e.n) FROM tenure.job_edges e WHERE e.after = f.job_id AND e.step IS NULL)
+                 FROM tenure.followers f
+                WHERE f.job_id = ANY (followers) AND f.cut_at IS NOT NULL
+                  AND EXISTS (SELECT FROM tenure.job_history h WHERE h.id = f.job_id AND h.status = 'cancelled')
+                  AND NOT EXISTS (SELECT FROM tenure.job_edges e
+                                   WHERE e.after = f.job_id AND e.step IS NULL
+                                     AND (e.state IS NULL OR e.state <> 'completed')))
+        RETURNING d.before
+    )
+    INSERT INTO tenure.group_ends (job_id, ended_as) SELECT before, 'completed' FROM again;
+    UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
+     WHERE d.after = ANY (followers) AND d.state = 'failed'
+       AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before);
+    INSERT INTO tenure.group_ends (job_id, ended_as)
+    SELECT e.before, e.ended_as
+      FROM (SELECT o.before, o.state,
+                   coalesce((SELECT h.status FROM tenure.job_history h WHERE h.id = o.before),
+                            CASE WHEN EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = o.before) THEN 'failed'
+                                 WHEN o.state = 'failed' THEN 'purged'
+                                 ELSE 'completed' END) AS ended_as
+              FROM (SELECT DISTINCT d.before, d.state FROM tenure.job_edges d
+                     WHERE d.after = ANY (followers) AND (d.state IS NULL OR d.state <> 'completed')) o
+             WHERE (o.state IS NULL OR o.state = 'failed')
+               AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = o.before)
+               AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = o.before)) e
+     WHERE e.state IS DISTINCT FROM e.ended_as;
+    RETURN last;
+END $$;
+
+-- As before, but in one pass over the edges, and also for a job that sleeps: its name is empty.
 CREATE OR REPLACE FUNCTION tenure.suspended_for(job uuid, name text, longest float8, since timestamptz) RETURNS float8
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -249,7 +324,8 @@ BEGIN
                    WHERE d.after = job AND d.step IS NOT NULL
                    GROUP BY d.step
                   HAVING bool_and(d.state IS NOT NULL) AND max(d.ended_at) >= since)
-       OR NOT EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.key = name AND e.step_kind = 'awaited')
+       OR name <> ''
+          AND NOT EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.key = name AND e.step_kind = 'awaited')
           AND NOT EXISTS (SELECT FROM tenure.job_edges d WHERE d.after = job AND d.state IS NULL AND d.step = name) THEN
         RETURN 0;
     END IF;

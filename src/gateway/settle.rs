@@ -13,6 +13,7 @@ use super::{
     ENTRIES_MAX, Gateway,
     protocol::{Code, Fields, Refusal},
     receipt::{Receipt, Signer},
+    steps::check_name,
     take::worker_of,
 };
 use crate::{
@@ -78,8 +79,8 @@ struct Said {
     /// Why its handler was asked to stop, if that decides the end.
     asked: Option<CancelReason>,
     report: Option<ProgressWrite>,
-    /// The names of the steps that it has called; empty: none.
-    steps: Vec<String>,
+    /// The names of the steps that it has called, if it tells.
+    steps: Option<Vec<String>>,
     ran: Duration,
 }
 
@@ -277,7 +278,7 @@ impl Gateway {
         };
         let report = entry.object("report")?.map(|report| self.progress_of(receipt, &report)).transpose()?;
         let ran = entry.duration("ran_ms")?.unwrap_or_default();
-        let steps = entry.optional("steps", "a list of names")?.unwrap_or_default();
+        let steps = entry.optional("steps", "a list of names")?;
         Ok(Said { ended, asked, report, steps, ran })
     }
 
@@ -324,12 +325,7 @@ impl Gateway {
         fault::point("gateway_settled");
         let message = self.message_of(receipt);
         let ack = match settled {
-            Settled::Written => {
-                if word == "complete" && !said.steps.is_empty() {
-                    self.warn_of_uncalled(job, said.steps).await;
-                }
-                Ack::Done
-            }
+            Settled::Written => Ack::Done,
             Settled::Lost => {
                 self.0.heartbeat.lost(job, word).await;
                 let missed =
@@ -339,6 +335,12 @@ impl Gateway {
         };
         message.receipt.send(ack).await;
         queue.slots.ended();
+        if settled == Settled::Written
+            && word == "complete"
+            && let Some(steps) = said.steps
+        {
+            self.warn_of_uncalled(receipt.key(), steps);
+        }
         Ok(if settled == Settled::Written { "settled" } else { "lost" })
     }
 }
@@ -346,6 +348,7 @@ impl Gateway {
 /// Reads for what a worker's job waits.
 fn suspension(entry: &Fields<'_>) -> Result<JobError, Refusal> {
     let awaits: Option<String> = entry.optional("awaits", "the name of an event or of an `all`")?;
+    awaits.as_deref().map_or(Ok(()), |name| check_name("awaits", name))?;
     let left = entry.duration("left_ms")?;
     if awaits.is_none() && left.is_none() {
         return Err(entry.wrong("left_ms", "a whole number of milliseconds, if `awaits` is absent"));

@@ -1,7 +1,11 @@
 //! Steps: what a worker's handler calls once in the life of its job, and what it waits for. Each request is the call of
 //! a Rust handler, made under the receipt's claim.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
 
 use tokio::time::timeout;
 
@@ -14,11 +18,11 @@ use super::{
     take::worker_of,
 };
 use crate::{
-    job::JobError,
+    job::{JobError, check_key, claim::ClaimKey},
     proof::fault,
     run::{
         context::{JobContext, WITHOUT_END},
-        running::RunningJob,
+        running::Steps,
     },
 };
 
@@ -40,9 +44,10 @@ impl Gateway {
         let (id, _) = worker_of(queue, request)?;
         let receipt = self.signer().await?.of_worker(&id, request)?;
         let of: String = request.value("name", "the name of the call, a text")?;
+        check_name("name", &of)?;
         let context = self.context(&receipt);
         let answered = match name {
-            "recorded" => within(recorded(&context, &of)).await,
+            "recorded" => within(self.recorded(&context, &of)).await,
             "step" => within(self.record(&context, &of, request)).await,
             "sleep" => {
                 let lasts = request.duration("lasts_ms")?;
@@ -52,7 +57,7 @@ impl Gateway {
             }
             "event" => {
                 let patience = request.duration("within_ms")?;
-                within(event(&context, &of, patience)).await
+                within(self.event(&context, &of, patience)).await
             }
             _ => {
                 let jobs = request.objects("jobs", ENTRIES_MAX)?;
@@ -61,7 +66,7 @@ impl Gateway {
                 within(all(&context, &of, jobs)).await
             }
         }?;
-        if answered != LOST {
+        if answered != LOST && name != "recorded" {
             fault::point("gateway_stepped");
             self.extend(&receipt).await;
         }
@@ -85,6 +90,18 @@ impl Gateway {
     async fn record(&self, context: &JobContext, name: &str, request: &Fields<'_>) -> Result<String, Called> {
         let took = request.duration("took_ms")?.unwrap_or_default();
         let result = request.raw("result").unwrap_or_else(|| "null".to_owned());
+        let (bytes, most) = (stored_bytes(&result), self.room_of_answer());
+        if bytes > most || !is_plain(&result) {
+            return Err(Refusal::new(
+                Code::Refused,
+                format!(
+                    "the result of step {name:?} could not be handed to a later attempt: it must have at most {most} \
+                     bytes as Postgres writes it, at most 100 levels, and no number of more than 1000 digits; it has \
+                     {bytes} bytes. Return the place of what is stored elsewhere"
+                ),
+            )
+            .into());
+        }
         let _turn = self.0.jobs.turn(context.id()).await;
         context.record_step(name, &result, took).await?;
         Ok(r#"{"recorded":true}"#.to_owned())
@@ -95,19 +112,19 @@ impl Gateway {
         let (id, _) = worker_of(queue, request)?;
         let job = self.signer().await?.of_worker(&id, request)?.job;
         let name: Option<String> = request.optional("name", "the name of an `all`")?;
+        name.as_deref().map_or(Ok(()), |name| check_name("name", name))?;
         let after: i64 = request.optional("after", "an integer, as `next` has it")?.unwrap_or_default();
         let ends = self.0.store.outputs(job, name.as_deref(), after, ENDS_MAX).await?;
         let is_last = i64::try_from(ends.len()).is_ok_and(|n| n < ENDS_MAX);
-        let mut room = self.0.nats.message_bytes_max().saturating_sub(OVERHEAD);
+        let most = self.room_of_answer();
+        let mut room = most;
         let (mut texts, mut next) = (Vec::new(), None);
         let all = ends.len();
         for end in ends {
             let output = end.output.as_deref().unwrap_or("null");
-            if !is_plain(output) || output.len() + END > room && texts.is_empty() {
-                let why =
-                    format!("the output of job {} ({} bytes) fits into no message", end.id, output.len());
-                return Err(Refusal::new(Code::Refused, why));
-            }
+            // A job that does not need it goes on.
+            let is_omitted = !is_plain(output) || output.len() + END > most;
+            let output = if is_omitted { r#"null,"output_omitted":true"# } else { output };
             if output.len() + END > room {
                 break;
             }
@@ -121,16 +138,64 @@ impl Gateway {
         Ok(format!(r#"{{"ends":[{}]{next}}}"#, texts.join(",")))
     }
 
-    /// Tells of the recorded steps that an attempt has not called, though it has completed the job.
-    pub(super) async fn warn_of_uncalled(&self, job: &RunningJob, called: Vec<String>) {
-        // Before the first attempt there was nothing to record.
-        if job.key.token.0 > 1
-            && let Ok(steps) = self.0.store.steps(job.key.job, None).await
-        {
-            job.steps.called.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(called);
-            job.steps.recorded.set((std::time::Instant::now(), steps.into_iter().collect())).ok();
-            job.steps.warn_of_uncalled();
+    /// The bytes of an answer that its values may have.
+    fn room_of_answer(&self) -> usize {
+        self.0.nats.message_bytes_max().saturating_sub(OVERHEAD)
+    }
+
+    /// Checks that a value can be handed out.
+    fn check_value(&self, what: &str, name: &str, value: &str) -> Result<(), Refusal> {
+        if is_plain(value) && value.len() <= self.room_of_answer() {
+            return Ok(());
         }
+        let bytes = value.len();
+        let why =
+            format!("{what} {name:?} ({bytes} bytes) fits into no message, or not every program reads it");
+        Err(Refusal::new(Code::Refused, why))
+    }
+
+    async fn recorded(&self, context: &JobContext, name: &str) -> Result<String, Called> {
+        let Some(result) = context.recorded_alone(name).await? else {
+            return Ok(r#"{"recorded":false}"#.to_owned());
+        };
+        self.check_value("the result of step", name, &result)?;
+        Ok(format!(r#"{{"recorded":true,"result":{result}}}"#))
+    }
+
+    async fn event(
+        &self,
+        context: &JobContext,
+        name: &str,
+        patience: Option<Duration>,
+    ) -> Result<String, Called> {
+        Ok(match suspended(context.event_of(name, patience).await)? {
+            Ok(Some(payload)) => {
+                self.check_value("the payload of event", name, &payload)?;
+                format!(r#"{{"came":true,"payload":{payload}}}"#)
+            }
+            Ok(None) => r#"{"came":false,"late":true}"#.to_owned(),
+            Err(left) if left < WITHOUT_END => {
+                format!(r#"{{"came":false,"left_ms":{}}}"#, whole_millis(left))
+            }
+            Err(_) => r#"{"came":false}"#.to_owned(),
+        })
+    }
+
+    /// Tells of the recorded steps that an attempt has not called, though it has completed the job. Its worker does not
+    /// wait for this.
+    pub(super) fn warn_of_uncalled(&self, attempt: ClaimKey, called: Vec<String>) {
+        // Before the first attempt there was nothing to record.
+        if attempt.token.0 == 1 {
+            return;
+        }
+        let store = self.0.store.clone();
+        self.0.store.spawn(async move {
+            let Ok(recorded) = store.steps(attempt.job, None).await else { return };
+            let steps = Steps::default();
+            steps.called.lock().unwrap_or_else(PoisonError::into_inner).extend(called);
+            steps.recorded.set((Instant::now(), recorded.into_iter().collect())).ok();
+            tracing::info_span!("job", job = %attempt.job).in_scope(|| steps.warn_of_uncalled());
+        });
     }
 }
 
@@ -166,37 +231,43 @@ async fn within(call: impl Future<Output = Result<String, Called>>) -> Result<St
     }
 }
 
-async fn recorded(context: &JobContext, name: &str) -> Result<String, Called> {
-    Ok(match context.recorded_alone(name).await? {
-        Some(result) if is_plain(&result) => format!(r#"{{"recorded":true,"result":{result}}}"#),
-        Some(_) => {
-            let why = format!("the result of step {name:?} cannot be read by every program");
-            return Err(Refusal::new(Code::Refused, why).into());
-        }
-        None => r#"{"recorded":false}"#.to_owned(),
-    })
-}
-
 async fn sleep(context: &JobContext, name: &str, lasts: Duration) -> Result<String, Called> {
-    let left = suspended(context.sleep(name, lasts).await)?.err().unwrap_or_default();
-    // A rest of less than a millisecond is no reason to go on.
-    let left = left.as_nanos().div_ceil(1_000_000);
-    Ok(format!(r#"{{"left_ms":{left}}}"#))
+    let left = context.sleep_alone(name, lasts).await?;
+    Ok(format!(r#"{{"left_ms":{}}}"#, whole_millis(left)))
 }
 
-async fn event(context: &JobContext, name: &str, patience: Option<Duration>) -> Result<String, Called> {
-    Ok(match suspended(context.event_of(name, patience).await)? {
-        Ok(Some(payload)) if is_plain(&payload) => format!(r#"{{"came":true,"payload":{payload}}}"#),
-        Ok(Some(_)) => {
-            let why = format!("the payload of event {name:?} cannot be read by every program");
-            return Err(Refusal::new(Code::Refused, why).into());
+/// A rest of less than a millisecond is no reason to go on.
+fn whole_millis(left: Duration) -> u128 {
+    left.as_nanos().div_ceil(1_000_000)
+}
+
+/// Checks a field with the name of a call.
+pub(super) fn check_name(field: &str, name: &str) -> Result<(), Refusal> {
+    check_key(name)
+        .map_err(|rule| Refusal::new(Code::BadRequest, format!("\"{field}\" {rule}, but is {name:?}")))
+}
+
+/// The most bytes that a JSON text has as Postgres writes it: with a space after each comma and colon, and with all digits
+/// that an exponent stands for.
+fn stored_bytes(json: &str) -> usize {
+    let (mut bytes, mut in_text, mut is_escaped) = (json.len(), false, false);
+    for (at, byte) in json.bytes().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if in_text => is_escaped = true,
+            b'"' => in_text = !in_text,
+            b',' | b':' if !in_text => bytes += 1,
+            b'e' | b'E' if !in_text => {
+                let exponent = json[at + 1..].trim_start_matches(['+', '-']);
+                let end = exponent.find(|c: char| !c.is_ascii_digit()).unwrap_or(exponent.len());
+                // Of `true` and `false`, there is none.
+                let digits = exponent[..end].parse().unwrap_or(if end == 0 { 0 } else { usize::MAX / 4 });
+                bytes = bytes.saturating_add(digits);
+            }
+            _ => {}
         }
-        Ok(None) => r#"{"came":false,"late":true}"#.to_owned(),
-        Err(left) if left < WITHOUT_END => {
-            format!(r#"{{"came":false,"left_ms":{}}}"#, left.as_nanos().div_ceil(1_000_000))
-        }
-        Err(_) => r#"{"came":false}"#.to_owned(),
-    })
+    }
+    bytes
 }
 
 async fn all(context: &JobContext, name: &str, jobs: Vec<crate::JobRequest>) -> Result<String, Called> {
@@ -209,5 +280,27 @@ fn suspended<T>(called: Result<T, JobError>) -> Result<Result<T, Duration>, JobE
     match called {
         Ok(value) => Ok(Ok(value)),
         Err(error) => error.suspended().map_or(Err(error), |left| Ok(Err(left))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stored_bytes;
+
+    #[test]
+    fn no_text_is_longer_in_postgres_than_it_was_taken_for() {
+        // The text that Postgres 15 writes.
+        for (json, stored) in [
+            ("[1,1]", 6),
+            (r#"{"a":[1,{"b,:e9":"1e5"}]}"#, r#"{"a": [1, {"b,:e9": "1e5"}]}"#.len()),
+            ("1e300", 301),
+            ("[true,false,null]", 19),
+            ("-1.5E-10", "-0.00000000015".len()),
+            (r#""\\",1"#, r#""\\", 1"#.len()),
+        ] {
+            let bytes = stored_bytes(json);
+            assert!((stored..stored + 20).contains(&bytes), "{json}: {bytes}, {stored}");
+        }
+        assert!(stored_bytes("1e99999999999999999999999") > 1 << 40);
     }
 }

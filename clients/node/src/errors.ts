@@ -61,5 +61,17 @@ export class Suspended extends TenureError {
   }
 }
 
+/** The wait of which an error tells: itself, by its cause, or as a group of such errors, as of `Promise.any`. */
+export function suspension(error: unknown, seen = new Set<unknown>()): Suspended | undefined {
+  if (error instanceof Suspended) return error;
+  if (!(error instanceof Error) || seen.has(error)) return undefined;
+  seen.add(error);
+  if (error instanceof AggregateError && error.errors.length > 0) {
+    const waits = error.errors.map((inner) => suspension(inner, seen));
+    return waits.every((wait) => wait) ? waits[0] : undefined;
+  }
+  return suspension(error.cause, seen);
+}
+
 /** Throw it to end the job as cancelled, for this reason. */
 export class Cancel extends TenureError {}

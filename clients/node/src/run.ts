@@ -210,6 +210,7 @@ export interface NewJob {
 interface End {
   job: string;
   completed: boolean;
+  output_omitted?: boolean;
   output?: unknown;
 }
 
@@ -221,6 +222,13 @@ export interface StepAnswers {
   event: { lost?: boolean; came: boolean; payload?: unknown; late?: boolean; left_ms?: number | null };
   all: { lost?: boolean; ended: boolean };
   outputs: { lost?: boolean; ends: End[]; next?: number | null };
+}
+
+function outputOf(end: End): unknown {
+  if (end.output_omitted) {
+    throw new Permanent(`the output of job ${end.job} fits into no message of NATS: store it elsewhere`);
+  }
+  return end.output ?? null;
 }
 
 /** Asks a gateway about the steps of an attempt, until it answers. */
@@ -425,13 +433,13 @@ export class Context {
       const first = `the first of them job ${failed[0].job}`;
       throw new Permanent(`${which} did not complete, ${first}: redrive them, and then this job`);
     }
-    return ends.map((end) => (end.output ?? null) as T);
+    return ends.map((end) => outputOf(end) as T);
   }
 
   /** The outputs of the completed jobs that this one follows in its group, in the order in which they were added. */
   outputs<T = unknown>(): Promise<T[]> {
     const completed = this.#ends().then((ends) => ends.filter((end) => end.completed));
-    return awaitedOrNot(completed.then((ends) => ends.map((end) => (end.output ?? null) as T)));
+    return awaitedOrNot(completed.then((ends) => ends.map((end) => outputOf(end) as T)));
   }
 
   /** The jobs before this one that have failed or were cancelled. */

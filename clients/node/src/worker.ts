@@ -7,7 +7,7 @@ import { inspect } from 'node:util';
 
 import type { Msg } from '@nats-io/transport-node';
 
-import { Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, Suspended, TenureError } from './errors.js';
+import { Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError, suspension } from './errors.js';
 import {
   Bell,
   Context,
@@ -349,7 +349,8 @@ export class Worker {
     if (error instanceof Lost) run.why = 'lost';
     if (run.why === 'cancelled') return { outcome: 'cancel', error: 'the job was cancelled' };
     // It has come to a wait: there is nothing to give back, or to try again.
-    if (error instanceof Suspended) return { outcome: 'suspend', awaits: error.awaits, left_ms: error.leftMs };
+    const wait = suspension(error);
+    if (wait) return { outcome: 'suspend', awaits: wait.awaits, left_ms: wait.leftMs };
     if (run.why === 'shutdown' || run.why === 'cut off') return { outcome: 'release', began: run.began };
     if (run.why === 'timeout') {
       return { outcome: 'retry', error: `it ran longer than the ${run.kind.timeoutMs} ms that its kind allows` };
@@ -383,7 +384,7 @@ export class Worker {
     const send = async (): Promise<Answers[R]> => {
       const sentAt = performance.now();
       const answer = await this.#once(request, asked);
-      if (!answer.lost) run.written(sentAt);
+      if (!answer.lost && request !== 'recorded' && request !== 'outputs') run.written(sentAt);
       return answer;
     };
     // What a step has done is done, also if its handler is to stop.
@@ -430,7 +431,8 @@ export class Worker {
     run.isRunning = false;
     const most = this.#limits.entry;
     const reported = run.pending ? { ...end, report: textOf(run.pending) } : end;
-    const called = run.steps.size > 0 ? { ...reported, steps: JSON.stringify([...run.steps]) } : reported;
+    const tells = run.steps.size > 0 || run.job.token > 1;
+    const called = tells ? { ...reported, steps: JSON.stringify([...run.steps]) } : reported;
     let entry = entryOf(run, called);
     // The work is worth more than its last report, and that is worth more than the names of its steps.
     if (entry.bytes > most) entry = entryOf(run, reported);

@@ -311,9 +311,30 @@ impl<S> JobContext<S> {
 impl<S> JobContext<S> {
     /// Returns the result of a step that an earlier attempt has recorded, as JSON text. Keeps nothing for the next call.
     pub(crate) async fn recorded_alone(&self, name: &str) -> Result<Option<String>, JobError> {
+        let recorded = self.one_recorded(name).await?;
+        self.result(name, recorded).await
+    }
+
+    /// [`JobContext::sleep`] for a process that keeps nothing: returns what is left of the sleep. Again, it changes nothing.
+    pub(crate) async fn sleep_alone(&self, name: &str, lasts: Duration) -> Result<Duration, JobError> {
+        self.job.has_effects.store(true, Ordering::Release);
+        let recorded = self.one_recorded(name).await?;
+        if recorded.is_none() {
+            self.record(name, "null".into(), Step::Sleep(lasts.min(DELAY_MAX))).await?;
+        }
+        let recorded = if recorded.is_some() { recorded } else { self.one_recorded(name).await? };
+        match recorded {
+            Some(Recorded::Sleep(left)) => Ok(left),
+            Some(Recorded::Step(_) | Recorded::Other) => Err(taken(name)),
+            // It was recorded, and the job has been removed since.
+            None => Err(self.refused("step").await.into()),
+        }
+    }
+
+    async fn one_recorded(&self, name: &str) -> Result<Option<Recorded>, JobError> {
         loop {
             match self.store.steps(self.id(), Some(name)).await {
-                Ok(steps) => return self.result(name, steps.into_iter().next().map(|(_, what)| what)).await,
+                Ok(steps) => return Ok(steps.into_iter().next().map(|(_, recorded)| recorded)),
                 Err(error) => self.wait_for(error).await?,
             }
         }

@@ -127,7 +127,8 @@ impl Attempt<'_> {
         if self.asked == Some(CancelReason::User) {
             return Some(self.cancelled(None));
         }
-        let awaits = awaits.map(str::to_owned);
+        // A sleep, too: what else the job may wait for may have come, and the end of the sleep is recorded.
+        let awaits = Some(awaits.unwrap_or_default().to_owned());
         Some(Verdict::End(AttemptEnd { delay, awaits, ..self.end(AttemptOutcome::Snoozed) }))
     }
 

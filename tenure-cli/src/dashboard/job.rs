@@ -240,13 +240,15 @@ fn events_of(view: &View, ask: &Ask, job: &JobRow, held: Option<&Held>) -> Marku
         section.panel #job-events hidden[events.is_empty() || !view.has_actions] {
             header { h2 { "Events" } p { "the job goes on once it has one of these" } }
             @if view.has_actions {
-                @for (n, event) in events.iter().enumerate() {
-                    form.form method="post" action={ (view.base) "/jobs/" (job.id) "/signal" } {
+                @for event in &events {
+                    // A page that changes while one types must not take one event's field for another's.
+                    @let id = event.bytes().fold("event-".to_owned(), |id, byte| format!("{id}{byte:02x}"));
+                    form.form id={ "form-" (id) } method="post" action={ (view.base) "/jobs/" (job.id) "/signal" } {
                         (page::own(ask))
                         input type="hidden" name="event" value=(event);
-                        label for={ "event-" (n) } { bdi { (event) } }
+                        label for=(id) { bdi { (event) } }
                         div {
-                            input type="text" id={ "event-" (n) } name="payload" placeholder="null" autocomplete="off"
+                            input type="text" id=(id) name="payload" placeholder="null" autocomplete="off"
                                 spellcheck="false";
                             p.soft { "what it is told, as JSON; a string needs its own quotes" }
                         }

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -110,6 +111,14 @@ async def wide(job: Any, ctx: Context) -> Any:
 def refused(job: Any, ctx: SyncContext) -> Any:
     ctx.progress(checkpoint="\ud83d")
     ctx.flush()
+
+
+@w.handle("slow_step")
+def slow_step(job: Any, ctx: SyncContext) -> Any:
+    ctx.progress(message="begins")
+    ctx.flush()
+    ctx.step("one", lambda: time.sleep(1.5))
+    ctx.progress()
 
 
 @w.handle("echo")

@@ -7,7 +7,7 @@ use crate::{
     harness::docs_hold,
     kit::{
         CASES, Client, run,
-        world::{QUEUE, World, until_event},
+        world::{QUEUE, SOON, World, until_event},
     },
 };
 
@@ -62,6 +62,19 @@ async fn a_blocking_handler_in_python_does_steps_and_waits() {
     let expected = json!({"one": {"token": 1}, "go": 7, "parts": [{"n": 2}, {"n": 1}], "late": "late",
                           "attempt": 1, "token": output["token"]});
     assert_eq!(output, expected, "{}", worker.log());
+}
+
+/// The work of a step is done once it is done, also if the handler is to stop meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_ends_after_its_handler_was_told_to_stop_is_recorded() {
+    let world = World::patient(Client::python("odd", "../tests/it/clients/odd.py")).await;
+    let _gateway = world.gateway();
+    let _worker = world.ready(1).await;
+    let job = world.enqueue("slow_step", json!(null)).await;
+    world.bench.until_within("EXISTS (SELECT FROM tenure.jobs WHERE message = 'begins')", SOON).await;
+    world.bench.tenure.cancel(job).await.unwrap();
+    assert_eq!(world.ended(job).await.status, Status::Cancelled);
+    assert_eq!(world.bench.count("tenure.effects WHERE key = 'one' AND step_kind = 'step'").await, 1);
 }
 
 /// With one slot, a job that did not end would keep the next one from running.

@@ -124,11 +124,20 @@ async fn a_job_sleeps_and_waits_for_an_event_that_a_producer_signals() {
     assert_eq!((&second["attempt"], &second["token"]), (&json!(1), &json!(2)), "the attempt does not count");
     let awake = worker.ok("sleep", call(&second, "nap", json!({"lasts_ms": 200}))).await;
     assert_eq!(awake, json!({"left_ms": 0}));
+    // Asked again, after a lost answer, it goes on from where it is; and a late settle prolongs no sleep.
+    let first_left = worker.ok("sleep", call(&second, "long", json!({"lasts_ms": 60_000}))).await;
+    bench.execute("UPDATE tenure.effects SET wakes_at = wakes_at - interval '20 s' WHERE key = 'long'").await;
+    let left = worker.ok("sleep", call(&second, "long", json!({"lasts_ms": 60_000}))).await;
+    let millis = |of: &Value| of["left_ms"].as_u64().unwrap();
+    assert!(millis(&left) <= 40_000 && millis(&first_left) > 50_000, "{first_left}, {left}");
 
     let waits = worker.ok("event", call(&second, "go", json!({}))).await;
     assert_eq!(waits, json!({"came": false}));
     worker.suspend(&second, json!({"awaits": "go"})).await;
-    is_held(&bench, &second).await;
+    let due = format!(
+        "SELECT extract(epoch FROM scheduled_at - now())::float8 FROM tenure.jobs WHERE id = '{job}'"
+    );
+    assert!(bench.value::<f64>(&due).await <= 40.0, "no longer than until the end of its sleep");
     // By any program that may ask for jobs of this queue, and for none of another.
     let signal = |queue: &str, name: &str, payload: Value| {
         let body = json!({"v": 1, "job": job, "name": name, "payload": payload}).to_string();
@@ -155,6 +164,27 @@ async fn a_job_sleeps_and_waits_for_an_event_that_a_producer_signals() {
     assert_eq!(worker.settle(&fourth, json!({"outcome": "complete"})).await, json!("settled"));
     assert_eq!(signal("q", "go", json!(1)).await["ok"], json!({"answer": "finished"}));
     bench.every_job_is_as_it_must_be().await;
+}
+
+/// A handler waits for two things at once, and its settle names the sleep.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_wakes_a_job_that_says_it_sleeps() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    let job = enqueue(&bench, "k", json!(null)).await;
+    let first = worker.one().await;
+    let left =
+        worker.ok("sleep", call(&first, "nag", json!({"lasts_ms": 3_600_000}))).await["left_ms"].clone();
+    assert_eq!(worker.ok("event", call(&first, "go", json!({}))).await, json!({"came": false}));
+    bench.tenure.signal(job, "go", &json!(1)).await.unwrap();
+    worker.suspend(&first, json!({"left_ms": left})).await;
+    let second = worker.one().await;
+    assert_eq!(id(&second), job);
+    worker.suspend(&second, json!({"left_ms": left})).await;
+    let waits =
+        format!("SELECT scheduled_at > now() + interval '50 min' FROM tenure.jobs WHERE id = '{job}'");
+    assert!(bench.value::<bool>(&waits).await, "the next attempt sleeps on");
 }
 
 /// The event comes after the handler has asked for it, and before its attempt ends.
@@ -243,6 +273,36 @@ async fn outputs_come_in_as_many_answers_as_they_need() {
     assert_eq!((firsts.concat().as_str(), answers), ("01234", 2));
 }
 
+/// Postgres writes JSON with more bytes than it was sent with.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fits_into_no_message_is_left_out_or_refused_at_once() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    let member = JobRequest::new("q", "member", json!(1));
+    let group = bench.tenure.group([member]).then(JobRequest::new("q", "after", json!(null))).await.unwrap();
+    let member = worker.one().await;
+    let ones = format!("[{}1]", "1,".repeat(399_999));
+    let body =
+        format!(r#"{{"v":1,"worker":"one","receipt":{},"name":"big","result":{ones}}}"#, member["receipt"]);
+    let refused = worker.raw("w.q.step", &body).await;
+    assert_eq!((&refused["error"]["code"], &refused["error"]["retry"]), (&json!("refused"), &json!(false)));
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(message.contains("1200000 bytes"), "{message}");
+    let entry = format!(
+        r#"{{"job":{},"token":1,"receipt":{},"outcome":"complete","output":{ones}}}"#,
+        member["job"], member["receipt"]
+    );
+    let settled = worker.raw("w.q.settle", &format!(r#"{{"v":1,"worker":"one","settles":[{entry}]}}"#)).await;
+    assert_eq!(settled["ok"]["results"], json!(["settled"]), "{settled}");
+    let after = worker.one().await;
+    assert_eq!(id(&after), group.id);
+    let ends = worker.ok("outputs", json!({"receipt": after["receipt"]})).await;
+    let expected = json!({"job": member["job"], "completed": true, "output": null, "output_omitted": true});
+    assert_eq!(ends["ends"], json!([expected]));
+    assert_eq!(worker.settle(&after, json!({"outcome": "complete"})).await, json!("settled"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_is_wrong_says_what_was_expected() {
     let bench = bench_with(patient).await;
@@ -257,7 +317,14 @@ async fn a_call_that_is_wrong_says_what_was_expected() {
             "bad_request",
             "\"name\" must be the name of the call, a text, but is 7",
         ),
-        ("step", json!({"name": "", "result": 1}), "refused", "the name of a step must have 1 to 512 bytes"),
+        ("step", json!({"name": "", "result": 1}), "bad_request", "\"name\" must have 1 to 512 bytes"),
+        (
+            "recorded",
+            json!({"name": "a\u{0}"}),
+            "bad_request",
+            "\"name\" must not contain control characters",
+        ),
+        ("outputs", json!({"name": "a\u{0}"}), "bad_request", "\"name\" must not contain control characters"),
         ("step", json!({"name": "zero", "result": "\u{0}"}), "refused", "cannot be stored"),
         (
             "sleep",

@@ -77,13 +77,15 @@ class Suspended(TenureError):
 
 def suspension(error: BaseException | None) -> Suspended | None:
     """The wait of which an error tells: itself, by its cause, or as a group of such errors, as of a `TaskGroup`."""
-    if error is None or isinstance(error, Suspended):
-        return error
-    group = getattr(error, "exceptions", None)
-    if not isinstance(group, tuple) or not group:
-        return suspension(error.__cause__)
-    waits = [suspension(inner) for inner in group]
-    return waits[0] if all(waits) else None
+    seen: set[int] = set()
+    while error is not None and not isinstance(error, Suspended) and id(error) not in seen:
+        seen.add(id(error))
+        group = getattr(error, "exceptions", None)
+        if isinstance(group, tuple) and group:
+            waits = [suspension(inner) for inner in group]
+            return waits[0] if all(waits) else None
+        error = error.__cause__
+    return error if isinstance(error, Suspended) else None
 
 
 class Cancel(TenureError):

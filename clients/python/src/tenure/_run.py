@@ -20,6 +20,8 @@ from ._wire import millis, repeat, size, to_json
 
 log = logging.getLogger("tenure")
 Answer = TypeVar("Answer")
+READS = ("recorded", "outputs")
+"""The requests that write nothing."""
 JOBS_MAX = 1000
 """The most jobs of one `all`."""
 NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
@@ -142,21 +144,24 @@ class Run:
             raise
 
     async def ask(self, request: str, fields: Fields) -> dict[str, Any]:
-        """Asks about a step until a gateway answers, or the handler is to stop. An answer is a sign of life."""
+        """Asks about a step until a gateway answers, or the handler is to stop. A write is a sign of life."""
         entries = text_of({**fields, "receipt": self.names["receipt"]})[1:-1]
 
         async def once() -> dict[str, Any]:
             sent_at = monotonic()
             answer = await self.once(request, entries)
-            if not answer.get("lost"):
+            if not answer.get("lost") and request not in READS:
                 self.written_at = max(self.written_at, sent_at)
             return answer
 
-        asking = asyncio.ensure_future(repeat(once))
+        # What a step has done is done, also if its handler is to stop.
+        is_last = request == "step" and self.why not in (None, "lost")
+        asking = asyncio.ensure_future(once() if is_last else repeat(once))
         asking.add_done_callback(lambda _: self.changed.set())
         try:
             while not asking.done():
-                self.check()
+                if not is_last:
+                    self.check()
                 await self.change()
             answer = asking.result()
         except ProtocolError as error:
@@ -174,6 +179,12 @@ class Run:
             return
         names = {name: self.job[name] for name in ("job", "kind", "attempt", "token")}
         log.log(level, text, extra={"event": event, **names, **more})
+
+
+def _output_of(end: dict[str, Any]) -> Any:
+    if end.get("output_omitted"):
+        raise Permanent(f"the output of job {end['job']} fits into no message of NATS: store it elsewhere")
+    return end.get("output")
 
 
 class Attempt:
@@ -318,11 +329,11 @@ class Context(Attempt):
         if failed := [end["job"] for end in ends if not end["completed"]]:
             what = f"{len(failed)} of {len(ends)} jobs of step {name!r} did not complete"
             raise Permanent(f"{what}, the first of them job {failed[0]}: redrive them, and then this job")
-        return [end.get("output") for end in ends]
+        return [_output_of(end) for end in ends]
 
     async def outputs(self) -> list[Any]:
         """The outputs of the completed jobs that this one follows in its group, in the order of the group."""
-        return [end.get("output") for end in await self._ends() if end["completed"]]
+        return [_output_of(end) for end in await self._ends() if end["completed"]]
 
     async def failed_before(self) -> list[str]:
         """The jobs before this one that have failed or were cancelled."""

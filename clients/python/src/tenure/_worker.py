@@ -399,7 +399,7 @@ class Worker:
     def _settle(self, run: Run, end: Fields) -> None:
         run.is_running = False
         reported = end if run.pending is None else {**end, "report": text_of(run.pending)}
-        called = {**reported, "steps": to_json(sorted(run.steps))} if run.steps else reported
+        called = {**reported, "steps": to_json(sorted(run.steps))} if run.steps or run.job["token"] > 1 else reported
         # The work is worth more than its last report, and that is worth more than the names of its steps.
         for fields in (called, reported, end):
             entry = entry_of(run, fields)

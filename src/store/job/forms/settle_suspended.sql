@@ -1,6 +1,6 @@
 -- settle_suspended: settle.sql for batches with attempts that wait for events, or for jobs of their own.
 --
---   $1 to $12 as settle.sql  $13 what each attempt waits for: the name of an event or a step, or NULL
+--   $1 to $12 as settle.sql  $13 what each attempt waits for: the name of an event or a step, empty if it sleeps, or NULL
 --
 -- The row is locked first. The function sees what was committed before the lock, which the statement's snapshot may not
 -- show; what comes later finds the job held, and wakes it. So neither order loses an event.
