@@ -156,6 +156,7 @@ void suite('a worker', { concurrency: true }, () => {
         job: 'job-2',
         token: 2,
         receipt: 'receipt-2',
+        steps: [],
       },
     ]);
     assert.equal(gateway.confirmed, 2, 'both answers with a job');

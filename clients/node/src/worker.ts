@@ -431,7 +431,8 @@ export class Worker {
     run.isRunning = false;
     const most = this.#limits.entry;
     const reported = run.pending ? { ...end, report: textOf(run.pending) } : end;
-    const tells = run.steps.size > 0 || run.job.token > 1;
+    // A job that completes without the steps that were recorded is told of.
+    const tells = run.steps.size > 0 || (run.job.token > 1 && end.outcome === '"complete"');
     const called = tells ? { ...reported, steps: JSON.stringify([...run.steps]) } : reported;
     let entry = entryOf(run, called);
     // The work is worth more than its last report, and that is worth more than the names of its steps.

@@ -399,7 +399,9 @@ class Worker:
     def _settle(self, run: Run, end: Fields) -> None:
         run.is_running = False
         reported = end if run.pending is None else {**end, "report": text_of(run.pending)}
-        called = {**reported, "steps": to_json(sorted(run.steps))} if run.steps or run.job["token"] > 1 else reported
+        # A job that completes without the steps that were recorded is told of.
+        tells = run.steps or (run.job["token"] > 1 and end["outcome"] == '"complete"')
+        called = {**reported, "steps": to_json(sorted(run.steps))} if tells else reported
         # The work is worth more than its last report, and that is worth more than the names of its steps.
         for fields in (called, reported, end):
             entry = entry_of(run, fields)
