@@ -247,8 +247,8 @@ pub(super) fn check_name(field: &str, name: &str) -> Result<(), Refusal> {
         .map_err(|rule| Refusal::new(Code::BadRequest, format!("\"{field}\" {rule}, but is {name:?}")))
 }
 
-/// The most bytes that a JSON text has as Postgres writes it: with a space after each comma and colon, and with all digits
-/// that an exponent stands for.
+/// The most bytes that a JSON text has as Postgres writes it: with a space after each comma and colon, and with all
+/// digits that an exponent stands for.
 fn stored_bytes(json: &str) -> usize {
     let (mut bytes, mut in_text, mut is_escaped) = (json.len(), false, false);
     for (at, byte) in json.bytes().enumerate() {
@@ -260,7 +260,7 @@ fn stored_bytes(json: &str) -> usize {
             b'e' | b'E' if !in_text => {
                 let exponent = json[at + 1..].trim_start_matches(['+', '-']);
                 let end = exponent.find(|c: char| !c.is_ascii_digit()).unwrap_or(exponent.len());
-                // Of `true` and `false`, there is none.
+                // The `e` of `true` and `false` has no digits after it.
                 let digits = exponent[..end].parse().unwrap_or(if end == 0 { 0 } else { usize::MAX / 4 });
                 bytes = bytes.saturating_add(digits);
             }

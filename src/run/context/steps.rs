@@ -309,13 +309,15 @@ impl<S> JobContext<S> {
 /// The calls of handlers in other processes.
 #[cfg(feature = "gateway")]
 impl<S> JobContext<S> {
-    /// Returns the result of a step that an earlier attempt has recorded, as JSON text. Keeps nothing for the next call.
+    /// Returns the result of a step that an earlier attempt has recorded, as JSON text. Keeps nothing for the next
+    /// call.
     pub(crate) async fn recorded_alone(&self, name: &str) -> Result<Option<String>, JobError> {
         let recorded = self.one_recorded(name).await?;
         self.result(name, recorded).await
     }
 
-    /// [`JobContext::sleep`] for a process that keeps nothing: returns what is left of the sleep. Again, it changes nothing.
+    /// [`JobContext::sleep`] for a process that keeps nothing: returns what is left of the sleep. A second call changes
+    /// nothing.
     pub(crate) async fn sleep_alone(&self, name: &str, lasts: Duration) -> Result<Duration, JobError> {
         self.job.has_effects.store(true, Ordering::Release);
         let recorded = self.one_recorded(name).await?;
@@ -340,8 +342,8 @@ impl<S> JobContext<S> {
         }
     }
 
-    /// Records a step that another process has done: its result, as JSON text, and how long it took. Again, it changes
-    /// nothing.
+    /// Records a step that another process has done: its result, as JSON text, and how long it took. A second call
+    /// changes nothing.
     pub(crate) async fn record_step(&self, name: &str, result: &str, took: Duration) -> Result<(), JobError> {
         check_key(name)
             .map_err(|rule| JobError::permanent(format!("the name of a step {rule}: {name:?}")))?;

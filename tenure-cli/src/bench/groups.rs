@@ -50,7 +50,7 @@ pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> a
     Ok(())
 }
 
-/// Enqueues a job, those that follow it, and one that follows these, which it returns: so many in all.
+/// Enqueues `jobs` jobs: one, those that follow it, and a last one that follows these. Returns the last one.
 async fn fan_out_and_in(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Result<JobId> {
     let graph = arena.tenure.graph();
     let first = graph.add(request(queue, 0));
