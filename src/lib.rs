@@ -134,6 +134,12 @@ pub mod hooks {
     pub use crate::observe::hooks::{AttemptEnded, AttemptOutcome, Category, JobDied, JobLost, RecoveryPath};
 }
 
+/// Handlers that run many jobs in one call: see [`WorkerBuilder::handle_batch`].
+#[cfg(feature = "worker")]
+pub mod batches {
+    pub use crate::run::batches::{Batch, BatchContext, IntoVerdicts, Item, Verdict};
+}
+
 /// What a layer around handlers gets: see [`WorkerBuilder::layer`].
 #[cfg(feature = "worker")]
 pub mod layers {

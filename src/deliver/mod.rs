@@ -318,7 +318,7 @@ impl Deliver {
             queue: named.queue.clone(),
             kind: named.kind.clone(),
             stale_after: rules.stale_after,
-            on_crash: rules.on_crash.as_str(),
+            on_crash: rules.on_crash(),
         };
         // A future that is dropped before the answer arrives counts as unanswered, too.
         let unanswered = Unanswered { table: &self.unanswered, job: named.job };

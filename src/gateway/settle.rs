@@ -223,6 +223,7 @@ impl Gateway {
             on_crash: if receipt.dies_on_crash { OnCrash::DeadLetter } else { OnCrash::Retry },
             on_write_loss: OnWriteLoss::Cancel,
             no_history: receipt.no_history,
+            halves: false,
         };
         let job = RunningJob::new(claim_of(receipt), self.message_of(receipt), rules, None);
         // Its worker has the claim's id, and may have used it in SQL.
@@ -372,6 +373,7 @@ pub(super) fn claim_of(receipt: &Receipt) -> Claim {
         trace_context: None,
         lane: receipt.lane.clone(),
         group: receipt.group,
+        losses: 0,
         dispatch: receipt.dispatch,
         sent_at: Instant::now(),
     }

@@ -110,6 +110,7 @@ impl Kinds {
                 on_crash,
                 on_write_loss: OnWriteLoss::Cancel,
                 no_history,
+                halves: false,
             };
             kinds.insert(name.to_owned(), rules);
         }

@@ -88,6 +88,8 @@ pub struct Claim {
     pub(crate) lane: Option<Box<str>>,
     /// The group of jobs that wait for each other of which it is one.
     pub(crate) group: Option<Uuid>,
+    /// How often its worker was lost.
+    pub(crate) losses: u32,
     /// How often the job had been published when it was claimed.
     pub(crate) dispatch: i32,
     /// When the claim was sent: its answer may take long to arrive, and staleness counts from before.

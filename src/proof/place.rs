@@ -134,6 +134,7 @@ pub(crate) const RULES: Rules = Rules {
     on_crash: OnCrash::Retry,
     on_write_loss: OnWriteLoss::Cancel,
     no_history: false,
+    halves: false,
 };
 
 impl Place {

@@ -339,8 +339,8 @@ pub(crate) struct PayloadError(pub(crate) serde_json::Error);
 #[error("{0}")]
 pub struct EndedInTheMiddle(String);
 
-#[cfg(any(feature = "internals", test))]
 impl EndedInTheMiddle {
+    #[doc(hidden)]
     pub fn new(why: String) -> Self {
         Self(why)
     }
@@ -363,6 +363,14 @@ pub enum HandlerError {
         kind: String,
         /// The limit.
         what: &'static str,
+    },
+    /// A batch of the kind is not possible.
+    #[error("kind {kind:?}: {why}")]
+    Batch {
+        /// The kind.
+        kind: String,
+        /// The contradiction.
+        why: String,
     },
     /// The kind's timers contradict one another or the worker's.
     #[error("kind {kind:?}: {why}")]
@@ -430,7 +438,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         )
     }
 
-    fn insert(
+    pub(super) fn insert(
         &mut self,
         name: Option<&str>,
         options: KindOptions,
@@ -461,7 +469,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         // `settle_timing` fills in the defaults, once the worker's timers are known.
         let stale_after = stale_after.unwrap_or_default();
         let keepalive = keepalive.then(|| keepalive_every.unwrap_or_default());
-        let rules = Rules { stale_after, keepalive, on_crash, on_write_loss, no_history };
+        let rules = Rules { stale_after, keepalive, on_crash, on_write_loss, no_history, halves: false };
         let kind = Kind { run, retry, timeout, rules, cancel_grace, measures: None };
         let before = match name {
             Some(name) => {
@@ -502,6 +510,10 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         for (name, kind) in &mut self.named {
             kind.measures = Some(KindMeasures::new(name));
         }
+    }
+
+    pub(super) fn named_mut(&mut self, name: &str) -> Option<&mut Kind<S>> {
+        self.named.get_mut(name)
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&Kind<S>> {

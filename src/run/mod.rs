@@ -1,5 +1,6 @@
 //! Run: runs a handler, writes its reports, and settles its attempt.
 
+pub(crate) mod batches;
 pub(crate) mod context;
 pub(crate) mod handlers;
 pub(crate) mod heartbeat;

@@ -120,6 +120,18 @@ pub(crate) struct Rules {
     pub(crate) on_write_loss: OnWriteLoss,
     /// Nothing stays of a job that completes.
     pub(crate) no_history: bool,
+    /// Jobs of this kind run in batches: see `batches`.
+    pub(crate) halves: bool,
+}
+
+impl Rules {
+    /// The route of a job whose worker is lost while the job runs, as a claim says it to `end_attempt.sql`.
+    pub(crate) const fn on_crash(&self) -> &'static str {
+        match self.on_crash {
+            OnCrash::Retry if self.halves => "halve",
+            on_crash => on_crash.as_str(),
+        }
+    }
 }
 
 /// The steps of a job that an attempt runs.

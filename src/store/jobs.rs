@@ -14,8 +14,8 @@ use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD,
     COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP, ENQUEUE, ENQUEUE_GROUPED, ENQUEUE_ONE,
     ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE,
-    RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
-    WAS_RESET,
+    RUN_NOW, RUNS_ALONE, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED,
+    VISIBLE, WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
@@ -323,6 +323,14 @@ impl Store {
         answered(&keys.claims, &self.rows(query).await?)
     }
 
+    /// Has recovery charge the attempt of a job of a batch handler, because it runs alone. `false`: the claim is no
+    /// longer current.
+    #[cfg(feature = "worker")]
+    pub(crate) async fn runs_alone(&self, of: ClaimKey) -> Result<bool, StoreError> {
+        let query = query(RUNS_ALONE).bind(of.job).bind(of.token).bind(of.claim);
+        Ok(!self.rows(query).await?.is_empty())
+    }
+
     /// Completes jobs. Returns `true` at the place of each job that this call completed. `completions` must be sorted,
     /// without duplicates, and either all keep their history or none does.
     ///
@@ -618,6 +626,7 @@ pub(super) fn claims_of(
             waited: Duration::try_from_secs_f64(row.try_get(9)?).unwrap_or_default(),
             lane: row.try_get::<Option<Box<str>>, _>(10)?,
             group: row.try_get(11)?,
+            losses: row.try_get::<i32, _>(12)?.cast_unsigned(),
             after_reset: false,
             sent_at,
         });

@@ -232,6 +232,7 @@ statements! {
     ONCE = "attempt" "once";
     EFFECT = "attempt" "effect";
     EFFECT_RESULT = "attempt" "effect_result";
+    RUNS_ALONE = "attempt" "runs_alone";
     STEPS = "attempt" "steps";
     RECORD_STEPS = "attempt" "record_steps";
     COMPLETE = "job" "complete";

@@ -156,6 +156,12 @@ pub struct ProgressWrite {
 }
 
 impl ProgressWrite {
+    /// A write that says only that the job lives.
+    #[cfg(feature = "worker")]
+    pub(crate) const fn sign_of_life(key: ClaimKey) -> Self {
+        Self { key, stage: None, percent: None, message: None, checkpoint: None }
+    }
+
     /// Returns the fields that are set as a JSON object; `None` if none is. The checkpoint stays as it is: numbers keep
     /// all their digits.
     pub(crate) fn report(&self) -> Option<String> {

@@ -16,6 +16,7 @@ use crate::{
         hooks::{AttemptEnded, JobDied, JobLost, WorkerHooks},
     },
     run::{
+        batches::{Batch, BatchContext, IntoVerdicts, Item},
         context::JobContext,
         handlers::{IntoOutcome, KindOptions, Kinds},
         layers::{self, Call, Layer, Next},
@@ -174,6 +175,67 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         let added = self.kinds.add_typed(options, handler);
         self.note(added);
         self.queues.typed(J::QUEUE);
+        self
+    }
+
+    /// Adds a handler that runs many jobs of one type in one call, for work that is cheaper together: one call of a
+    /// model, one `INSERT`, one request to a service that takes a list. Serves the queue that the type names, with
+    /// enough slots for one full batch unless [`WorkerBuilder::concurrency`] says otherwise.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tenure::{Job, JobError, Tenure, Worker, batches::{Batch, BatchContext, Item, Verdict}};
+    ///
+    /// #[derive(serde::Serialize, serde::Deserialize)]
+    /// struct Embed { text: String }
+    /// impl Job for Embed { const KIND: &'static str = "embed"; }
+    ///
+    /// # async fn model(texts: Vec<&str>) -> Result<Vec<Vec<f32>>, JobError> { Ok(vec![vec![]; texts.len()]) }
+    /// async fn embed(jobs: Vec<Item<Embed>>, _ctx: BatchContext) -> Result<Vec<Verdict>, JobError> {
+    ///     let vectors = model(jobs.iter().map(|job| job.text.as_str()).collect()).await?;
+    ///     Ok(jobs.into_iter().zip(vectors).map(|(job, vector)| job.done(vector)).collect())
+    /// }
+    ///
+    /// # fn f(tenure: &Tenure) {
+    /// let batch = Batch::up_to(64).within(Duration::from_millis(50));
+    /// let worker = Worker::builder(tenure).handle_batch(batch, embed);
+    /// # }
+    /// ```
+    ///
+    /// Each job keeps what it has alone: its token, checkpoint, steps, history, retries, progress and cancellation
+    /// ([`Item::context`](crate::batches::Item::context)), and it ends by its own verdict. A job that must stop while
+    /// the batch runs ends by itself; the call goes on for the others, and tenure drops it when none is left.
+    ///
+    /// If the whole call fails (an error, a panic), the same attempts call the handler again with each half of the
+    /// batch, down to one job, whose error is then its own: at most twice as many calls as jobs. An error that says
+    /// when to retry ([`JobError::retry_after`](crate::JobError::retry_after)), or that Postgres was away, is that of
+    /// each job at once. If the call kills its process, recovery charges no attempt, and the jobs come back in halves,
+    /// then alone: only a job that was alone is charged. So a handler must bear to run again, as any handler, and one
+    /// job among 64 that kills its process costs six batches and its own attempts. With
+    /// [`OnCrash::DeadLetter`](crate::handlers::OnCrash::DeadLetter) every job of a lost batch becomes a dead letter.
+    ///
+    /// The wait for a batch counts towards [`KindOptions::timeout`]. The worker does not report a batch handler that
+    /// blocks its thread.
+    pub fn handle_batch<J, F, Fut>(self, batch: Batch, handler: F) -> Self
+    where
+        J: Job,
+        F: Fn(Vec<Item<J, S>>, BatchContext<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoVerdicts> + Send + 'static,
+    {
+        self.handle_batch_with(batch, KindOptions::new(), handler)
+    }
+
+    /// Adds a handler as [`WorkerBuilder::handle_batch`] does, with options for its kind.
+    pub fn handle_batch_with<J, F, Fut>(mut self, batch: Batch, options: KindOptions, handler: F) -> Self
+    where
+        J: Job,
+        F: Fn(Vec<Item<J, S>>, BatchContext<S>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output: IntoVerdicts> + Send + 'static,
+    {
+        let added = self.kinds.add_batch(batch, options, handler);
+        self.note(added);
+        self.queues.typed(J::QUEUE);
+        self.queues.batches(J::QUEUE, batch.jobs_max());
         self
     }
 

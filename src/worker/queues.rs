@@ -18,6 +18,8 @@ pub(super) const SLOTS_MAX: u32 = 100_000;
 pub(super) struct Wanted {
     /// The queues that the handlers' types name. `None`: a handler without a type may be for jobs of any queue.
     typed: Option<BTreeSet<&'static str>>,
+    /// The jobs of the largest batch of each queue whose jobs run in batches.
+    batches: BTreeMap<&'static str, u32>,
     /// Each queue with its slots, if the builder names them and the queue does not share them.
     queues: BTreeMap<String, Option<u32>>,
     shared: Vec<(u32, Vec<(String, u32)>)>,
@@ -37,7 +39,7 @@ fn check(queue: &str, slots: u32) -> Result<(), WorkerError> {
 impl Wanted {
     pub(super) fn new() -> Self {
         let (queues, shared, only) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Self { typed: Some(BTreeSet::new()), queues, shared, only }
+        Self { typed: Some(BTreeSet::new()), batches: BTreeMap::new(), queues, shared, only }
     }
 
     /// Notes that the type of a handler names this queue.
@@ -46,6 +48,12 @@ impl Wanted {
             typed.insert(queue);
         }
         self.queues.entry(queue.into()).or_default();
+    }
+
+    /// Notes that a handler takes so many jobs of this queue at once.
+    pub(super) fn batches(&mut self, queue: &'static str, jobs: usize) {
+        let of = self.batches.entry(queue).or_default();
+        *of = (*of).max(u32::try_from(jobs).unwrap_or(u32::MAX));
     }
 
     /// Notes that a handler may be for jobs of any queue.
@@ -141,10 +149,26 @@ impl Wanted {
         let shares =
             |name: &str| self.shared.iter().any(|(_, queues)| queues.iter().any(|(of, _)| of == name));
         let alone = self.queues.iter().filter(|(name, _)| !shares(name));
-        let alone = alone.map(|(name, slots)| (slots.unwrap_or(SLOTS_DEFAULT), vec![(name.clone(), 1)]));
+        let usual =
+            |name: &str| self.batches.get(name).map_or(SLOTS_DEFAULT, |jobs| SLOTS_DEFAULT.max(*jobs));
+        let alone =
+            alone.map(|(name, slots)| (slots.unwrap_or_else(|| usual(name)), vec![(name.clone(), 1)]));
         let (mut all, mut total) = (HashMap::new(), 0);
         for (slots, queues) in self.shared.iter().cloned().chain(alone) {
             total += slots;
+            for (queue, jobs) in
+                queues.iter().filter_map(|(name, _)| self.batches.get_key_value(name.as_str()))
+            {
+                if *jobs > slots {
+                    tracing::warn!(
+                        queue,
+                        jobs,
+                        slots,
+                        "a batch takes a slot for each of its jobs, and none will be full; raise the queue's slots, or \
+                         lower `Batch::up_to`"
+                    );
+                }
+            }
             all.extend(Slots::shared(slots as usize, &queues));
         }
         let measures = all.keys().map(|name| (name.clone(), QueueMeasures::new(name))).collect();

@@ -79,6 +79,7 @@ mod sql_lanes;
 mod stay;
 mod events;
 mod groups;
+mod handle_batch;
 mod steps;
 mod submit;
 mod testing;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
 use tenure::{
     Config, FencingToken, Job, JobContext, JobError, JobId, KindOptions, Outcome, Retry, Tenure, Worker,
+    batches::Batch,
     handlers::{ContextError, OnCrash, OnWriteLoss},
 };
 
@@ -289,6 +290,11 @@ async fn child() {
             .await
             .unwrap(),
         "lanes" => lanes(&tenure).run_until(tenure::shutdown_signal()).await.unwrap(),
+        "batches" => Worker::builder(&tenure)
+            .handle_batch(Batch::up_to(64).within(Duration::from_millis(500)), crate::handle_batch::shoot)
+            .run_until(tenure::shutdown_signal())
+            .await
+            .unwrap(),
         // Recovers and relays for all queues, and runs no job.
         "idle" => Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_, _| async {})

@@ -224,6 +224,7 @@ mod tests {
         Claim {
             lane: None,
             group: None,
+            losses: 0,
             key: ClaimKey { job, token: FencingToken(token), claim: uuid::Uuid::nil() },
             queue: "q".into(),
             kind: "k".into(),

@@ -440,6 +440,13 @@ impl JobError {
         })
     }
 
+    /// An error for another job that says the same: its text, and when to retry.
+    pub(crate) fn alike(&self) -> Self {
+        let outage = self.causes().find_map(|cause| cause.downcast_ref::<StoreError>()).cloned();
+        let source = outage.map_or_else(|| self.text().into(), |outage| Box::new(outage) as Box<_>);
+        Self { source, permanent: self.permanent, retry_after: self.retry_after, answered: self.answered }
+    }
+
     /// Whether a call of the context reported the outage.
     pub(crate) fn is_outage(&self) -> bool {
         self.is(&ContextError::is_outage)

@@ -7,4 +7,4 @@
 RETURNING j.id, j.fencing_token, j.claim_id, j.payload::text AS payload, j.attempt, j.max_attempts,
           j.checkpoint::text AS checkpoint, j.trace_context, j.dispatch,
           extract(epoch FROM j.started_at - j.scheduled_at)::float8 AS waited_s, j.lane,
-          j.group_id
+          j.group_id, j.losses

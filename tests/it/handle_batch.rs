@@ -1,0 +1,282 @@
+//! Handlers of batches: each job ends by itself, and one job cannot take the others with it.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use futures::FutureExt;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tenure::{
+    Job, JobError, JobRequest, KindOptions, Outcome, Status, Worker, WorkerError,
+    batches::{Batch, BatchContext, Item, Verdict},
+    handlers::{CancelReason, OnCrash},
+    testing::TestTenure,
+};
+use tokio::sync::Notify;
+
+use crate::harness::{Child, Running, bench};
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Shot {
+    number: u32,
+    /// The batch with this job does this.
+    does: Option<String>,
+    /// The sizes of the calls, one to a line.
+    calls: PathBuf,
+}
+
+impl Job for Shot {
+    const KIND: &'static str = "shot";
+    const QUEUE: &'static str = "shots";
+}
+
+/// The batch handler of the separate process.
+pub async fn shoot(jobs: Vec<Item<Shot>>, _: BatchContext) -> Vec<Verdict> {
+    use std::io::Write;
+    let mut calls = std::fs::OpenOptions::new().append(true).create(true).open(&jobs[0].calls).unwrap();
+    writeln!(calls, "{}", jobs.len()).unwrap();
+    if jobs.iter().any(|job| job.does.as_deref() == Some("abort")) {
+        std::process::abort();
+    }
+    jobs.into_iter()
+        .map(|job| {
+            let number = job.number;
+            job.done(number)
+        })
+        .collect()
+}
+
+fn shots(n: u32, at: u32, does: &str) -> impl Iterator<Item = JobRequest> {
+    shots_noting(n, at, does, PathBuf::new())
+}
+
+fn shots_noting(n: u32, at: u32, does: &str, calls: PathBuf) -> impl Iterator<Item = JobRequest> {
+    let does = does.to_owned();
+    (0..n).map(move |number| {
+        let does = (number == at).then(|| does.clone());
+        let shot = Shot { number, does, calls: calls.clone() };
+        JobRequest::new("shots", "shot", serde_json::to_value(shot).unwrap())
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_poison_among_many_costs_a_few_batches_and_itself() {
+    let bench = bench().await;
+    let calls = bench.config.runtime_dir.join("calls");
+    // One attempt each: to charge another job for a single loss would make it a dead letter.
+    let jobs = shots_noting(64, 37, "abort", calls.clone()).map(|job| job.max_attempts(1));
+    bench.tenure.enqueue_many(jobs).await.unwrap();
+    let mut deaths = 0;
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut child = Child::start(&bench, "batches");
+    while bench.count("tenure.jobs").await > 0 {
+        assert!(Instant::now() < deadline, "{deaths} deaths, and jobs are left:\n{}", child.log());
+        if let Ok(code) = tokio::time::timeout(Duration::from_millis(100), child.wait()).await {
+            assert_eq!(code, None, "aborted:\n{}", child.log());
+            deaths += 1;
+            child = Child::start(&bench, "batches");
+        }
+    }
+    let sizes = std::fs::read_to_string(&calls).unwrap();
+    let sizes: Vec<u32> = sizes.lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(sizes[0], 64, "all at once at first: {sizes:?}");
+    assert!(deaths <= 7, "64, 32, 16, 8, 4, 2, and alone; not {deaths}: {sizes:?}");
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'completed' AND attempt = 1").await, 63);
+    assert_eq!(bench.count("tenure.dead_letter_jobs WHERE category = 'lost' AND losses = 7").await, 1);
+    bench.every_job_is_as_it_must_be().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_route_to_a_dead_letter_no_job_of_a_lost_batch_runs_twice() {
+    let bench = bench().await;
+    let began = Arc::new(Notify::new());
+    let tell = began.clone();
+    let options = KindOptions::new().on_crash(OnCrash::DeadLetter);
+    let hangs = move |jobs: Vec<Item<Shot>>, ctx: BatchContext| {
+        tell.notify_one();
+        async move {
+            ctx.cancelled().await;
+            drop(jobs);
+            Vec::new()
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_batch_with(Batch::up_to(3), options, hangs);
+    let worker = Running::start(worker);
+    bench.tenure.enqueue_many(shots(3, 9, "")).await.unwrap();
+    began.notified().await;
+    worker.abandon().await;
+    let idle = Child::start(&bench, "idle");
+    bench.until_count("tenure.dead_letter_jobs WHERE category = 'lost'", 3).await;
+    drop(idle);
+}
+
+/// The sizes of the calls of a batch handler.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Vec<usize>>>);
+
+impl Calls {
+    fn note(&self, jobs: &[Item<Shot>]) {
+        self.0.lock().unwrap().push(jobs.len());
+    }
+
+    fn take(&self) -> Vec<usize> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_of_the_whole_comes_back_in_halves_then_alone() {
+    for does in ["fail", "panic"] {
+        let test = TestTenure::start().await;
+        let calls = Calls::default();
+        let noted = calls.clone();
+        let handler = move |jobs: Vec<Item<Shot>>, _: BatchContext| {
+            noted.note(&jobs);
+            async move {
+                match jobs.iter().find_map(|job| job.does.as_deref()) {
+                    Some("fail") => return Err(JobError::permanent("too long")),
+                    Some("panic") => panic!("too long"),
+                    _ => {}
+                }
+                Ok(jobs.into_iter().map(|job| job.done(())).collect())
+            }
+        };
+        let batch = Batch::up_to(64).within(Duration::from_secs(20));
+        let worker = Running::start(Worker::builder(&test).handle_batch(batch, handler));
+        let jobs = test.enqueue_many(shots(64, 5, does).map(|job| job.max_attempts(1))).await.unwrap();
+        let mut ended = Vec::new();
+        for job in jobs {
+            ended.push(test.wait(job.id, Duration::from_secs(30)).await.unwrap().unwrap());
+        }
+        let completed = ended.iter().filter(|job| job.status == Status::Completed && job.attempt == 1);
+        assert_eq!(completed.count(), 63, "{does}");
+        let dead = ended.iter().find(|job| job.status == Status::Failed).unwrap();
+        let error = dead.last_error.as_deref().unwrap();
+        assert!(
+            error.contains("too long") && dead.payload.as_ref().unwrap()["does"] == does,
+            "{does}: {error}"
+        );
+        // Seven calls with the poison, the last of them alone, and one of each half without it.
+        let mut calls = calls.take();
+        calls.sort_unstable();
+        assert_eq!(calls, [1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 32, 32, 64], "{does}");
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_item_ends_by_its_own_verdict() {
+    let test = TestTenure::start().await;
+    let handler = |mut jobs: Vec<Item<Shot, String>>, ctx: BatchContext<String>| async move {
+        assert_eq!(ctx.state(), "of all");
+        ctx.progress("shooting", 40.0, "together").await?;
+        jobs.sort_by_key(|job| job.number);
+        let mut ends = Vec::new();
+        for mut job in jobs {
+            assert_eq!(job.context().state(), "of all");
+            job.number += 100;
+            ends.push(match job.number {
+                100 => {
+                    let number = job.number;
+                    job.done(json!({ "number": number }))
+                }
+                101 => job.fail(JobError::permanent("missed")),
+                102 => job.end(Outcome::Cancel("not worth it".into())),
+                103 if job.context().attempt() == 1 => {
+                    job.fail(JobError::retry_after(Duration::ZERO, "once more"))
+                }
+                103 => {
+                    let at: i64 = job.context().checkpoint().unwrap_or(-1);
+                    job.done(at)
+                }
+                // No verdict.
+                _ => continue,
+            });
+        }
+        Ok::<_, JobError>(ends)
+    };
+    let worker = Worker::builder(&test).state("of all".to_owned());
+    let worker = Running::start(worker.handle_batch(Batch::up_to(5).within(Duration::from_secs(5)), handler));
+    let jobs = test.enqueue_many(shots(5, 9, "").map(|job| job.max_attempts(2))).await.unwrap();
+    let ended = async |at: usize| test.wait(jobs[at].id, Duration::from_secs(20)).await.unwrap().unwrap();
+    let first = ended(0).await;
+    assert_eq!((first.status, first.output.unwrap()), (Status::Completed, json!({ "number": 100 })));
+    assert_eq!((first.stage.as_deref(), first.progress), (Some("shooting"), Some(40.0)));
+    let second = ended(1).await;
+    assert_eq!((second.status, second.last_error.as_deref()), (Status::Failed, Some("missed")));
+    assert_eq!(ended(2).await.status, Status::Cancelled);
+    let fourth = ended(3).await;
+    assert_eq!((fourth.status, fourth.attempt, fourth.output.unwrap()), (Status::Completed, 2, json!(-1)));
+    let fifth = test.job(jobs[4].id).await.unwrap().unwrap();
+    assert!(fifth.last_error.as_deref().is_some_and(|error| error.contains("no verdict")), "{fifth:?}");
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_item_of_a_batch_is_cancelled_by_itself() {
+    let test = TestTenure::start().await;
+    let (began, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (tell, permission) = (began.clone(), go.clone());
+    let handler = move |mut jobs: Vec<Item<Shot>>, ctx: BatchContext| {
+        let (tell, permission) = (tell.clone(), permission.clone());
+        async move {
+            jobs.sort_by_key(|job| job.number);
+            tell.notify_one();
+            // The handler sees the cancellation of one, and goes on for the others.
+            assert_eq!(jobs[1].context().cancelled().await, CancelReason::User);
+            assert!(ctx.cancelled().now_or_never().is_none());
+            tell.notify_one();
+            permission.notified().await;
+            jobs.into_iter().map(|job| job.done(())).collect::<Vec<_>>()
+        }
+    };
+    let options = KindOptions::new().cancel_grace(Duration::from_millis(50));
+    let batch = Batch::up_to(3).within(Duration::from_secs(5));
+    let worker = Running::start(Worker::builder(&test).handle_batch_with(batch, options, handler));
+    let jobs = test.enqueue_many(shots(3, 9, "")).await.unwrap();
+    began.notified().await;
+    test.cancel(jobs[1].id).await.unwrap();
+    began.notified().await;
+    // Its attempt ends while the batch runs.
+    let cancelled = test.wait(jobs[1].id, Duration::from_secs(20)).await.unwrap().unwrap();
+    assert_eq!(cancelled.status, Status::Cancelled);
+    go.notify_one();
+    for at in [0, 2] {
+        let ended = test.wait(jobs[at].id, Duration::from_secs(20)).await.unwrap().unwrap();
+        assert_eq!(ended.status, Status::Completed);
+    }
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_its_batch_is_released_when_the_worker_stops() {
+    let bench = bench().await;
+    let never =
+        |_: Vec<Item<Shot>>, _: BatchContext| async { panic!("the batch must not begin") as Vec<Verdict> };
+    let worker =
+        Worker::builder(&bench.tenure).handle_batch(Batch::up_to(64).within(Duration::from_secs(60)), never);
+    let worker = Running::start(worker);
+    let job = bench.tenure.enqueue_many(shots(1, 9, "")).await.unwrap()[0].id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    worker.stop().await;
+    let row = bench.tenure.job(job).await.unwrap().unwrap();
+    assert_eq!((row.status, row.attempt), (Status::Queued, 0));
+    assert_eq!(bench.count("tenure.job_executions WHERE outcome = 'released'").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_is_not_possible_is_refused_with_a_reason() {
+    let test = TestTenure::start().await;
+    let idle = |_: Vec<Item<Shot>>, _: BatchContext| async { Vec::new() };
+    for (batch, part) in [
+        (Batch::up_to(0), "1 to 10000 jobs, not 0"),
+        (Batch::up_to(10_001), "1 to 10000 jobs, not 10001"),
+        (Batch::up_to(2).within(Duration::from_secs(61)), "at most 60 s"),
+    ] {
+        let error = Worker::builder(&test).handle_batch(batch, idle).start().unwrap_err();
+        assert!(matches!(error, WorkerError::Handler(_)) && error.to_string().contains(part), "{error}");
+    }
+}
