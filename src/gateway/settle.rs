@@ -121,6 +121,10 @@ impl Gateway {
         let results = join_all(entries.iter().map(|entry| async move {
             let receipt = signer.of_entry(id, entry)?;
             let write = self.progress_of(&receipt, entry)?;
+            if entry.flag("alone", false)? {
+                // That the claim is no longer current, the write says.
+                self.0.store.runs_alone(receipt.key()).await?;
+            }
             self.report_one(&receipt, write).await
         }));
         Ok(listed(queue, "report entry", results.await))

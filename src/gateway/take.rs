@@ -97,12 +97,13 @@ impl Kinds {
                     format!("\"kinds.{name}.stale_after_ms\": {error}"),
                 ));
             }
-            let on_crash =
-                match rules.optional::<String>("on_crash", "\"retry\" or \"dead_letter\"")?.as_deref() {
-                    None | Some("retry") => OnCrash::Retry,
-                    Some("dead_letter") => OnCrash::DeadLetter,
-                    Some(_) => return Err(rules.wrong("on_crash", "\"retry\" or \"dead_letter\"")),
-                };
+            let expected = "\"retry\", \"halve\" or \"dead_letter\"";
+            let (on_crash, halves) = match rules.optional::<String>("on_crash", expected)?.as_deref() {
+                None | Some("retry") => (OnCrash::Retry, false),
+                Some("halve") => (OnCrash::Retry, true),
+                Some("dead_letter") => (OnCrash::DeadLetter, false),
+                Some(_) => return Err(rules.wrong("on_crash", expected)),
+            };
             let no_history = !rules.flag("history", true)?;
             let rules = Rules {
                 stale_after,
@@ -110,7 +111,7 @@ impl Kinds {
                 on_crash,
                 on_write_loss: OnWriteLoss::Cancel,
                 no_history,
-                halves: false,
+                halves,
             };
             kinds.insert(name.to_owned(), rules);
         }
@@ -513,8 +514,9 @@ fn entry(claim: &Claim, receipt: &Receipt, signer: &Signer) -> Result<String, Re
     let head = format!(
         r#"{{"job":"{job}","kind":"{kind}","token":{token},"claim":"{claim_id}","receipt":"{receipt_text}""#
     );
+    let losses = if claim.losses > 0 { format!(r#","losses":{}"#, claim.losses) } else { String::new() };
     Ok(format!(
-        r#"{head},"attempt":{},"max_attempts":{},"stale_after_ms":{},"after_reset":{},"traceparent":{}"#,
+        r#"{head},"attempt":{},"max_attempts":{},"stale_after_ms":{},"after_reset":{}{losses},"traceparent":{}"#,
         claim.attempt,
         claim.max_attempts,
         receipt.stale_after,

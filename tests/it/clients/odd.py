@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from tenure import Context, Retry, Snooze, SyncContext, Worker
+from tenure import Context, Item, Permanent, Retry, Snooze, SyncContext, Worker
 
 
 class Odd(BaseException):
@@ -124,6 +124,41 @@ def slow_step(job: Any, ctx: SyncContext) -> Any:
 @w.handle("echo")
 async def echo(job: Any, ctx: Context) -> Any:
     return job
+
+
+BATCHES: list[int] = []
+MOST = min(16, int(sys.argv[2]))
+
+
+def verdict(job: Any) -> Any:
+    if job["does"] == "wait":
+        return "saw the cancellation"
+    return Permanent("too long") if job["does"] == "fail" else {"n": job["n"], "calls": len(BATCHES)}
+
+
+@w.handle_batch("batch", up_to=MOST, within=1.0)
+async def batch(items: list[Item]) -> list[Any]:
+    BATCHES.append(len(items))
+    for item in items:
+        await item.context.progress("together", 50)
+        if item.payload["does"] == "abort":
+            os.abort()
+        if item.payload["does"] == "raise":
+            raise ValueError("all of them")
+    if any(item.payload["does"] == "wait" for item in items):
+        while not items[0].context.cancelled:
+            await asyncio.sleep(0.01)
+    return [verdict(item.payload) for item in items]
+
+
+@w.handle_batch("batch_sync", up_to=MOST, within=1.0)
+def batch_sync(items: list[Item]) -> list[Any]:
+    BATCHES.append(len(items))
+    if items[0].payload["does"] == "short":
+        return []
+    if any(item.payload["does"] == "raise" for item in items):
+        raise ValueError("all of them")
+    return [verdict(item.payload) for item in items]
 
 
 async def main() -> None:

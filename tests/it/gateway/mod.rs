@@ -1,5 +1,6 @@
 //! The gateway: the worker protocol of `docs/worker-protocol.md`, spoken by a client that does just what a test says.
 
+mod batches;
 mod clients;
 mod faults;
 mod steps;

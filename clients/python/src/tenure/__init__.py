@@ -1,5 +1,6 @@
 """Workers and producers of tenure over NATS: see docs/worker-protocol.md of tenure for what they say to a gateway."""
 
+from ._batch import Item
 from ._client import Client, Enqueued, Job
 from ._errors import Cancel, Cancelled, Lost, Permanent, ProtocolError, Retry, Snooze, Suspended, TenureError
 from ._run import Context, NewJob, SyncContext
@@ -11,6 +12,7 @@ __all__ = [
     "Client",
     "Context",
     "Enqueued",
+    "Item",
     "Job",
     "Lost",
     "NewJob",

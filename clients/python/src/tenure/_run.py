@@ -50,6 +50,20 @@ class NewJob:
     priority: int | None = None
 
 
+def is_async(handler: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004
+    )
+
+
+def called(handler: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+    """Runs a blocking handler. A future takes no `StopIteration`, and would wait for ever."""
+    try:
+        return handler(*arguments), None
+    except BaseException as error:
+        return None, error
+
+
 @dataclass
 class Kind:
     handler: Callable[..., Any]

@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
+from ._batch import Batches
 from ._errors import Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError, suspension
-from ._run import Context, Fields, Kind, Run, SyncContext, fields_of, text_of
+from ._run import Context, Fields, Kind, Run, SyncContext, called, fields_of, is_async, text_of
 from ._wire import ANSWERED_WITHIN, Pauses, Wire, check_queue, millis, repeat, size, to_json
 
 log = logging.getLogger("tenure")
@@ -100,10 +101,48 @@ class Worker:
         rules = {"stale_after_ms": millis(stale_after), "on_crash": on_crash, "history": history}
 
         def add(handler: Handler) -> Handler:
-            is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-                getattr(handler, "__call__", None)  # noqa: B004
+            self._kinds[kind] = Kind(handler, is_async(handler), rules, timeout, keepalive)
+            return handler
+
+        return add
+
+    def handle_batch(
+        self,
+        kind: str,
+        *,
+        up_to: int,
+        within: float = 0.05,
+        stale_after: float | None = None,
+        on_crash: str = "halve",
+        history: bool = True,
+        timeout: float | None = None,
+        keepalive: bool = False,
+    ) -> Callable[[Handler], Handler]:
+        """Decorates a handler that takes up to `up_to` jobs of a kind in one call: a list of `Item`. It returns a list
+        with the output of each, in order; an exception in the place of an output ends that job as raising it ends a
+        job alone. A batch begins when it is full, or `within` seconds after its first job.
+
+        If the call raises, it is repeated with each half, down to one job, unless it raises `Retry` or `Snooze`, which
+        is then for each. If the call kills the process, the jobs come back in halves, then alone, and only one that was
+        alone is charged. With `on_crash="dead_letter"` all of them are dead letters. A plain function runs in a
+        thread. The other settings are those of `handle`, and are each job's own."""
+        if up_to < 1 or up_to > self.slots:
+            raise ValueError(
+                f"a batch takes a slot for each of its jobs: up_to is {up_to}, but the worker has {self.slots} slots"
             )
-            self._kinds[kind] = Kind(handler, is_async, rules, timeout, keepalive)
+        if on_crash == "retry":
+            raise ValueError('on_crash must be "halve" or "dead_letter" for a batch')
+
+        def add(handler: Handler) -> Handler:
+            batches = Batches(self, handler, up_to, within)
+            self.handle(
+                kind,
+                stale_after=stale_after,
+                on_crash=on_crash,
+                history=history,
+                timeout=timeout,
+                keepalive=keepalive,
+            )(batches.join)
             return handler
 
         return add
@@ -304,7 +343,7 @@ class Worker:
             else:
                 run.may_cancel = False
                 context = SyncContext(run, self.queue, self._loop)
-                call = self._loop.run_in_executor(self._pool, _called, run.kind.handler, payload, context)
+                call = self._loop.run_in_executor(self._pool, called, run.kind.handler, payload, context)
                 output, raised = await call
                 if raised is not None:
                     raise raised
@@ -562,14 +601,6 @@ class Worker:
             self._freed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._freed.wait(), 0.1)
-
-
-def _called(handler: Callable[..., Any], payload: Any, context: SyncContext) -> tuple[Any, BaseException | None]:
-    """Runs a blocking handler. A future takes no `StopIteration`, and would wait for ever."""
-    try:
-        return handler(payload, context), None
-    except BaseException as error:
-        return None, error
 
 
 def _result(result: Any) -> str | dict[str, Any] | None:
