@@ -90,6 +90,8 @@ GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid
       tenure.reopen_edges(uuid[]), tenure.redriven_at(uuid, bigint),
       tenure.await_event(uuid, bigint, uuid, text, interval),
       tenure.suspended_for(uuid, text, float8, timestamptz) TO tenure_worker;
+-- A worker goes on with the redrive that an operator has begun.
+GRANT EXECUTE ON FUNCTION tenure.tend_redrives(int) TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
 GRANT SELECT, UPDATE ON tenure.scanner_state, tenure.turns TO tenure_worker;
 GRANT SELECT ON tenure.gateway_keys TO tenure_worker;
@@ -135,6 +137,9 @@ GRANT EXECUTE ON FUNCTION tenure.put_lanes(text, int, float8, float8, float8, fl
       tenure.adopt_jobs(text, int), tenure.remove_lanes(text), tenure.forget_lanes(text) TO tenure_operator;
 GRANT INSERT, UPDATE ON tenure.lanes TO tenure_operator;
 GRANT UPDATE (changed_at) ON tenure.lane_settings TO tenure_operator;
+-- A calm redrive: it is listed here, and workers go on with it.
+GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.redrives TO tenure_operator;
+GRANT SELECT, INSERT, DELETE ON tenure.redrive_jobs TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;

@@ -189,6 +189,11 @@ pub mod lanes {
     pub use crate::client::lanes::{LaneOptions, Lanes, LanesError};
 }
 
+/// Redrives that stop by themselves: see [`Tenure::redrive_calmly`].
+pub mod redrives {
+    pub use crate::client::redrives::{CalmRedrive, RedriveError};
+}
+
 /// Jobs that run at fixed times.
 pub mod schedules {
     #[cfg(feature = "worker")]
@@ -206,7 +211,7 @@ pub mod workers {
 pub mod rows {
     pub use crate::store::{
         DeadCount, DeadFilter, DeadLetter, ExecutionRow, HeldFor, JobEnd, JobFilter, JobRow, JobUpdate,
-        LaneRow, LanesRow, QueueRow, RecoveryRow, ScheduleRow, StepRow, WorkerRow, WorkerState,
+        LaneRow, LanesRow, QueueRow, RecoveryRow, RedriveRow, ScheduleRow, StepRow, WorkerRow, WorkerState,
     };
 }
 

@@ -8,6 +8,7 @@
 //! | [`relay`] | every `relay_every`, by the worker that has the turn | queued jobs without a message |
 //! | [`lanes`] | as the relay, while a queue has lanes | held jobs that may go |
 //! | [`groups`] | as the relay, while there is a group | jobs whose predecessors have ended |
+//! | [`redrives`] | every second, while a calm redrive is open | dead letters whose turn has come |
 //! | redelivery (`deliver`) | after `ack_wait` | a stale job whose message came again: the backstop |
 //!
 //! Every reset is one UPDATE that repeats its condition. The publication follows; if the process dies in between, the
@@ -17,6 +18,7 @@ pub(crate) mod cron;
 pub(crate) mod groups;
 pub(crate) mod lanes;
 pub(crate) mod reconcile;
+pub(crate) mod redrives;
 pub(crate) mod relay;
 pub mod retention;
 pub(crate) mod scanner;

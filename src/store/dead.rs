@@ -108,6 +108,17 @@ impl DeadFilter {
         Self { older_than: Duration::ZERO, ..self.clone().until(until) }
     }
 
+    /// The fields that are set, as JSON text: what a person asked for.
+    pub(super) fn named(&self) -> String {
+        let older_than = (!self.older_than.is_zero()).then(|| self.older_than.as_secs_f64());
+        let all = serde_json::json!({
+            "queue": self.queue, "kind": self.kind, "category": self.category, "group": self.group,
+            "error": self.error, "older_than_s": older_than, "until": self.until,
+        });
+        let set = all.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+        Value::Object(set.map(|(name, value)| (name.clone(), value.clone())).collect()).to_string()
+    }
+
     pub(super) fn bind<'q>(
         &self,
         query: Query<'q, Postgres, PgArguments>,

@@ -51,6 +51,7 @@ const MIGRATIONS: &[Migration] = &[
     (17, "steps", include_str!("../../migrations/0017_steps.sql")),
     (18, "groups", include_str!("../../migrations/0018_groups.sql")),
     (19, "lean_groups", include_str!("../../migrations/0019_lean_groups.sql")),
+    (20, "calm", include_str!("../../migrations/0020_calm.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

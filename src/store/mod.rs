@@ -56,6 +56,7 @@ mod handlers;
 mod steps;
 mod cells;
 mod dead;
+mod redrives;
 #[cfg(feature = "internals")]
 mod bench;
 #[cfg(feature = "internals")]
@@ -97,6 +98,8 @@ pub(crate) use lanes::{LanesSeen, NewLanes};
 pub use migrate::{MigrateError, NEEDS};
 pub use queues::QueueRow;
 pub(crate) use queues::{Change, QueueLimit};
+pub(crate) use redrives::NewRedrive;
+pub use redrives::RedriveRow;
 #[cfg(feature = "worker")]
 pub(crate) use retention::Purged;
 #[cfg(feature = "worker")]
@@ -350,6 +353,10 @@ statements! {
     DEAD_COUNTS = "read" "dead_counts";
     DEAD_IDS = "read" "dead_ids";
     REDRIVE = "job" "redrive";
+    START_REDRIVE = "redrive" "start_redrive";
+    LIST_REDRIVES = "redrive" "list_redrives";
+    STOP_REDRIVE = "redrive" "stop_redrive";
+    TEND_REDRIVES = "redrive" "tend_redrives";
     PURGE_DEAD = "history" "purge_dead";
     HANDLER_POOL = "session" "handler_pool";
     SCHEMA_VERSION = "session" "schema_version";

@@ -167,6 +167,7 @@ impl Store {
             has_silent: row.try_get("has_silent")?,
             has_lanes: row.try_get("has_lanes")?,
             has_groups: row.try_get("has_groups")?,
+            has_redrives: row.try_get("has_redrives")?,
             has_expiries: row.try_get("has_expiries")?,
             settings: row.try_get("settings")?,
         })

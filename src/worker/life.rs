@@ -25,6 +25,7 @@ use super::{
         groups::{ReleaseFollowers, TendGroups},
         lanes::{Admit, StandIn, Tidy},
         recovery::{Look, Scan, Sweep},
+        redrives::TendRedrives,
         relay::{PublishDue, Reclaim, Relay, Tick},
         turns::TakeTurns,
     },
@@ -311,6 +312,11 @@ impl<S: Send + Sync + 'static> Life<S> {
         loops.spawn(PublishDue { relay: relay(), every: timing.relay_every });
         loops.spawn(StandIn { relay: relay(), every: timing.relay_every });
         loops.spawn(TendGroups { relay: relay(), every: timing.relay_every });
+        loops.spawn(TendRedrives {
+            store: self.store.clone(),
+            turns: common.turns.clone(),
+            every: timing.relay_every * 10,
+        });
         loops.spawn(Tick { relay: relay() });
         loops.spawn(Tidy {
             store: self.store.clone(),

@@ -108,6 +108,7 @@ struct State {
     has_silent: bool,
     has_lanes: bool,
     has_groups: bool,
+    has_redrives: bool,
     has_expiries: bool,
     settings: Option<String>,
     /// Since when the work has failed without a success.
@@ -203,6 +204,11 @@ impl Turns {
         self.state().has_lanes
     }
 
+    /// Whether a calm redrive is open, as far as the database has told.
+    pub(super) fn has_redrives(&self) -> bool {
+        self.state().has_redrives
+    }
+
     /// Whether a job follows others, as far as the database has told.
     pub(super) fn has_groups(&self) -> bool {
         self.state().has_groups
@@ -273,6 +279,7 @@ impl Turns {
         state.has_silent = told.has_silent;
         (state.has_lanes, state.has_expiries) = (told.has_lanes, told.has_expiries);
         state.has_groups = told.has_groups;
+        state.has_redrives = told.has_redrives;
         state.next_tick = told.next_tick_s.and_then(|seconds| {
             // Look a little late rather than early: an early look finds nothing.
             let wait = Duration::try_from_secs_f64(seconds.max(0.0)).ok()? + Duration::from_millis(2);

@@ -66,6 +66,7 @@ mod properties;
 mod publish;
 mod queues;
 mod recover;
+mod redrives;
 mod retention;
 mod roles;
 mod run;

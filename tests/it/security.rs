@@ -10,10 +10,11 @@ use nkeys::{KeyPair, KeyPairType};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, PgPool};
 use tenure::{
-    Config, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Worker,
+    Config, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Tenure, Worker,
     dev::{Nats, Postgres, postgres_user},
     doctor::{CheckState, DoctorOptions},
     lanes::{LaneOptions, Lanes},
+    redrives::CalmRedrive,
     rows::DeadFilter,
 };
 
@@ -653,6 +654,14 @@ async fn a_fleet_of_the_shipped_roles_uses_groups_and_events() {
             dies.id
         ))
         .await;
+    // An operator begins a calm redrive, and the workers go on with it.
+    let again = producer.enqueue(of("dies")).await.unwrap().id;
+    assert_eq!(bench.until_finished(again).await.status, Status::Failed);
+    bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{}'").await;
+    let begun = operator.redrive_calmly(&DeadFilter::new(), CalmRedrive::new()).await.unwrap().unwrap();
+    bench.until_count("tenure.redrives WHERE state = 'done' AND completed = 1", 1).await;
+    assert!(!operator.stop_redrive(begun.id).await.unwrap());
+    assert!(worker.redrive_calmly(&DeadFilter::new(), CalmRedrive::new()).await.is_err());
     // A producer makes no job of others wait.
     let other = bench.tenure.enqueue(of("part").delay(Duration::from_secs(3_600))).await.unwrap().id;
     let own = producer.enqueue(of("part").delay(Duration::from_secs(3_600))).await.unwrap().id;

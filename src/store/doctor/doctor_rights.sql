@@ -58,6 +58,8 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('operator', 'schedules', '{INSERT,UPDATE,DELETE}', NULL),
     ('operator', 'lanes', '{INSERT,UPDATE}', NULL),
     ('operator', 'lane_settings', '{UPDATE}', '{changed_at}'),
+    ('operator', 'redrives', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
+    ('operator', 'redrive_jobs', '{SELECT,INSERT,DELETE}', NULL),
     ('operator', 'dead_letter_jobs', '{DELETE}', NULL),
     ('operator', 'job_keys', '{DELETE}', NULL),
     ('operator', 'job_executions', '{DELETE}', NULL),
@@ -100,7 +102,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
                            purge_keys,purge_events,keep_last_executions,forget_traces,fence,hold,once,once_store,
                            once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes,release_followers,mend_groups,
-                           sweep_groups,reopen_edges,redriven_at,await_event,suspended_for}'::text[]) AS name
+                           sweep_groups,reopen_edges,redriven_at,await_event,suspended_for,tend_redrives}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
                    unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel,put_lanes,adopt_jobs,remove_lanes,

@@ -24,6 +24,7 @@ SELECT mine.turns AS taken,
        END::float8 AS next_tick_s,
        EXISTS (SELECT FROM tenure.lane_settings) AS has_lanes,
        EXISTS (SELECT FROM tenure.followers) AS has_groups,
+       mine.some AND tenure.has_redrives() AS has_redrives,
        mine.some AND EXISTS (SELECT FROM tenure.job_expiries) AS has_expiries,
        mine.some AND EXISTS (
             SELECT FROM tenure.workers

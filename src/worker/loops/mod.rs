@@ -12,6 +12,7 @@ pub(super) mod gateway;
 pub(super) mod groups;
 pub(super) mod lanes;
 pub(super) mod recovery;
+pub(super) mod redrives;
 pub(super) mod relay;
 pub(super) mod turns;
 

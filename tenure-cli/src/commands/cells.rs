@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::{
-    CancelArgs, Cli, Command, DeadCommand, JobsCommand, Output, SchedulesCommand, Usage, WorkersCommand,
-    print, queues::QueuesCommand, table::table,
+    CancelArgs, Cli, Command, JobsCommand, Output, SchedulesCommand, Usage, WorkersCommand,
+    dead::DeadCommand, print, queues::QueuesCommand, table::table,
 };
 use tenure::{
     JobId,
@@ -85,7 +85,12 @@ fn about(command: &Command) -> About<'_> {
             About::Job(ids[0])
         }
         Command::Jobs(JobsCommand::List(_))
-        | Command::Dead(DeadCommand::List { .. } | DeadCommand::Count | DeadCommand::Groups { .. })
+        | Command::Dead(
+            DeadCommand::List { .. }
+            | DeadCommand::Count
+            | DeadCommand::Groups { .. }
+            | DeadCommand::Redrives { .. },
+        )
         | Command::Queues(QueuesCommand::List)
         | Command::Schedules(SchedulesCommand::List)
         | Command::Workers { command: None | Some(WorkersCommand::List) }

@@ -1,14 +1,16 @@
 //! `tenure dead`.
 
-use std::{io::Write, process::ExitCode};
+use std::{io::Write, process::ExitCode, time::Duration};
 
 use anyhow::bail;
+use clap::{Args, Subcommand};
 use serde_json::{json, value::RawValue};
 
 use super::{
-    Cli, DeadCommand, DeadSelection, Output, Usage, jobs, print,
+    ANY, Cli, Output, Usage, jobs, print,
+    redrives::{self, CalmArgs},
     table::{Table, pairs, table},
-    values::check_unless_lacking,
+    values::{category, check_unless_lacking, duration, group, number},
 };
 use tenure::{
     JobId, Tenure,
@@ -17,11 +19,112 @@ use tenure::{
     names::{check_kind, check_queue},
     rows::{DeadFilter, DeadLetter},
 };
+use uuid::Uuid;
 
 /// The most characters of an error in a list.
 const ERROR_MAX: usize = 80;
 /// How many of the latest dead letters to group.
 const GROUPED: i64 = 10_000;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum DeadCommand {
+    /// List dead letters, latest first.
+    List {
+        #[command(flatten)]
+        selection: DeadSelection,
+        /// The maximum number of dead letters.
+        #[arg(
+            long, value_name = "N", default_value_t = 50, value_parser = number::<1, ANY>,
+            allow_negative_numbers = true
+        )]
+        limit: u32,
+    },
+    /// Count dead letters by queue, kind and category.
+    Count,
+    /// Group the latest 10,000 dead letters by queue, kind, category and error, the largest group first. Errors of one
+    /// group read alike but for numbers, IDs and quoted texts.
+    Groups {
+        #[command(flatten)]
+        selection: DeadSelection,
+        /// The maximum number of groups.
+        #[arg(
+            long, value_name = "N", default_value_t = 50, value_parser = number::<1, ANY>,
+            allow_negative_numbers = true
+        )]
+        limit: u32,
+    },
+    /// Show a dead letter and its attempts.
+    Show {
+        /// The dead letter's ID.
+        id: JobId,
+        /// Print only the bytes of a refused message.
+        #[arg(long)]
+        raw: bool,
+    },
+    /// Queue dead letters again, under the same ID. Exit 1 if one of these IDs was not queued.
+    Redrive {
+        /// The dead letters' IDs.
+        #[arg(value_name = "ID")]
+        ids: Vec<JobId>,
+        /// Redrive all dead letters.
+        #[arg(long)]
+        all: bool,
+        /// Print how many dead letters would be queued again, and change nothing.
+        #[arg(long, conflicts_with = "ids")]
+        dry_run: bool,
+        #[command(flatten)]
+        selection: DeadSelection,
+        #[command(flatten)]
+        calm: CalmArgs,
+    },
+    /// List redrives with a canary, the latest first.
+    Redrives {
+        /// The maximum number of redrives.
+        #[arg(
+            long, value_name = "N", default_value_t = 20, value_parser = number::<1, ANY>,
+            allow_negative_numbers = true
+        )]
+        limit: u32,
+    },
+    /// Show the progress of a redrive with a canary until it ends. Exit 1 if it did not redrive all.
+    Follow {
+        /// The redrive's ID; `tenure dead redrives` shows them.
+        id: Uuid,
+    },
+    /// Stop a redrive with a canary: the jobs that it has queued run on, the others stay dead. Exit 1 if it has ended.
+    Stop {
+        /// The redrive's ID; `tenure dead redrives` shows them.
+        id: Uuid,
+    },
+    /// Remove dead letters for good.
+    Purge {
+        /// Only dead letters that died at least this long ago, for example 30d; 0s means all.
+        #[arg(long, value_name = "AGE", value_parser = duration, allow_hyphen_values = true)]
+        older_than: Duration,
+        /// Print how many dead letters would be purged, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+        #[command(flatten)]
+        selection: DeadSelection,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DeadSelection {
+    /// Only dead letters of this queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// Only dead letters of this kind.
+    #[arg(long)]
+    kind: Option<String>,
+    /// Only dead letters of this category: why they died.
+    #[arg(long, value_parser = category())]
+    category: Option<String>,
+    /// Only dead letters of this group: of one queue, kind and category, with errors that read alike. `tenure dead
+    /// groups` shows the groups.
+    #[arg(long, value_parser = group)]
+    group: Option<String>,
+}
 
 pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<ExitCode> {
     let tenure = cli.connect().await?;
@@ -39,7 +142,13 @@ pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<Exit
             groups(cli, &tenure, &selection.filter()?, *limit).await?
         }
         DeadCommand::Show { id, raw } => show(cli, &tenure, *id, *raw).await?,
-        DeadCommand::Redrive { ids, all, dry_run, selection } if ids.is_empty() => {
+        DeadCommand::Redrive { all, dry_run: false, selection, calm, .. } if calm.canary.is_some() => {
+            redrives::begin(cli, &tenure, *all, selection, calm).await?
+        }
+        DeadCommand::Redrives { limit } => redrives::list(cli, &tenure, *limit).await?,
+        DeadCommand::Follow { id } => redrives::follow(cli, &tenure, *id).await?,
+        DeadCommand::Stop { id } => redrives::stop(cli, &tenure, *id).await?,
+        DeadCommand::Redrive { ids, all, dry_run, selection, .. } if ids.is_empty() => {
             redrive_all(cli, &tenure, *all, *dry_run, selection).await?
         }
         DeadCommand::Redrive { ids, all, selection, .. } => {
@@ -72,7 +181,7 @@ pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<Exit
 }
 
 impl DeadSelection {
-    fn filter(&self) -> anyhow::Result<DeadFilter> {
+    pub(super) fn filter(&self) -> anyhow::Result<DeadFilter> {
         let mut filter = DeadFilter::new();
         if let Some(queue) = &self.queue {
             check_unless_lacking(queue, check_queue)?;
@@ -91,7 +200,7 @@ impl DeadSelection {
         Ok(filter)
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.queue.is_none() && self.kind.is_none() && self.category.is_none() && self.group.is_none()
     }
 }
@@ -209,6 +318,15 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Resul
     Ok(ExitCode::SUCCESS)
 }
 
+/// The filter of a selection that must name something.
+pub(super) fn selected(selection: &DeadSelection, all: bool) -> anyhow::Result<DeadFilter> {
+    if selection.is_empty() && !all {
+        let text = "name what to redrive: IDs, --queue, --kind, --category, --group or --all";
+        return Err(Usage(text.into()).into());
+    }
+    selection.filter()
+}
+
 /// Redrives the dead letters of a selection, or counts them.
 async fn redrive_all(
     cli: &Cli,
@@ -217,11 +335,7 @@ async fn redrive_all(
     dry_run: bool,
     selection: &DeadSelection,
 ) -> anyhow::Result<ExitCode> {
-    if selection.is_empty() && !all {
-        let text = "name what to redrive: IDs, --queue, --kind, --category, --group or --all";
-        return Err(Usage(text.into()).into());
-    }
-    let filter = selection.filter()?;
+    let filter = selected(selection, all)?;
     if dry_run {
         let would = tenure.store().count_dead(&filter, i64::MAX).await?.redrivable;
         would_change(cli, "redrive", would, "job would be queued again", "jobs would be queued again");

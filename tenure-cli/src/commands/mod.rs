@@ -20,6 +20,7 @@ mod lanes;
 mod log;
 mod print;
 mod queues;
+mod redrives;
 mod schedules;
 mod serve;
 mod shell;
@@ -35,7 +36,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use self::values::{Missed, StatusWord, category, duration, group, moment, number};
+use self::values::{Missed, StatusWord, duration, moment, number};
 use crate::{
     bench::{Work, WorkerMode},
     exec::guard,
@@ -124,7 +125,7 @@ enum Command {
     Jobs(JobsCommand),
     /// List, show, redrive and purge dead letters: failed jobs, and messages that could not become jobs.
     #[command(subcommand)]
-    Dead(DeadCommand),
+    Dead(dead::DeadCommand),
     /// List, pause, resume and limit queues, on all workers, and give them lanes.
     #[command(subcommand)]
     Queues(queues::QueuesCommand),
@@ -427,68 +428,6 @@ struct CancelArgs {
 }
 
 #[derive(Debug, Subcommand)]
-enum DeadCommand {
-    /// List dead letters, latest first.
-    List {
-        #[command(flatten)]
-        selection: DeadSelection,
-        /// The maximum number of dead letters.
-        #[arg(
-            long, value_name = "N", default_value_t = 50, value_parser = number::<1, ANY>,
-            allow_negative_numbers = true
-        )]
-        limit: u32,
-    },
-    /// Count dead letters by queue, kind and category.
-    Count,
-    /// Group the latest 10,000 dead letters by queue, kind, category and error, the largest group first. Errors of one
-    /// group read alike but for numbers, IDs and quoted texts.
-    Groups {
-        #[command(flatten)]
-        selection: DeadSelection,
-        /// The maximum number of groups.
-        #[arg(
-            long, value_name = "N", default_value_t = 50, value_parser = number::<1, ANY>,
-            allow_negative_numbers = true
-        )]
-        limit: u32,
-    },
-    /// Show a dead letter and its attempts.
-    Show {
-        /// The dead letter's ID.
-        id: JobId,
-        /// Print only the bytes of a refused message.
-        #[arg(long)]
-        raw: bool,
-    },
-    /// Queue dead letters again, under the same ID. Exit 1 if one of these IDs was not queued.
-    Redrive {
-        /// The dead letters' IDs.
-        #[arg(value_name = "ID")]
-        ids: Vec<JobId>,
-        /// Redrive all dead letters.
-        #[arg(long)]
-        all: bool,
-        /// Print how many dead letters would be queued again, and change nothing.
-        #[arg(long, conflicts_with = "ids")]
-        dry_run: bool,
-        #[command(flatten)]
-        selection: DeadSelection,
-    },
-    /// Remove dead letters for good.
-    Purge {
-        /// Only dead letters that died at least this long ago, for example 30d; 0s means all.
-        #[arg(long, value_name = "AGE", value_parser = duration, allow_hyphen_values = true)]
-        older_than: Duration,
-        /// Print how many dead letters would be purged, and change nothing.
-        #[arg(long)]
-        dry_run: bool,
-        #[command(flatten)]
-        selection: DeadSelection,
-    },
-}
-
-#[derive(Debug, Subcommand)]
 enum WorkersCommand {
     /// List worker processes, the latest started first. `tenure jobs list --worker ID` shows the jobs of one.
     List,
@@ -558,23 +497,6 @@ struct ScheduleArgs {
     /// Change an existing schedule of this name.
     #[arg(long)]
     replace: bool,
-}
-
-#[derive(Debug, Args)]
-struct DeadSelection {
-    /// Only dead letters of this queue.
-    #[arg(long)]
-    queue: Option<String>,
-    /// Only dead letters of this kind.
-    #[arg(long)]
-    kind: Option<String>,
-    /// Only dead letters of this category: why they died.
-    #[arg(long, value_parser = category())]
-    category: Option<String>,
-    /// Only dead letters of this group: of one queue, kind and category, with errors that read alike. `tenure dead
-    /// groups` shows the groups.
-    #[arg(long, value_parser = group)]
-    group: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -114,6 +114,12 @@ pub(super) fn rate(text: &str) -> Result<Rate, String> {
     jobs.parse().map(|jobs| Rate(jobs, Duration::from_secs_f64(*seconds))).map_err(|_| wrong())
 }
 
+/// A share such as `10%`, which the library checks.
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.parse().ok());
+    number.map(|percent: f64| percent / 100.0).ok_or_else(|| "it must be a percentage such as 10%".into())
+}
+
 /// A weight to set; `None` removes it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct WeightChange(pub(super) Option<f64>);

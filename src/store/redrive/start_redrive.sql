@@ -1,0 +1,26 @@
+-- start_redrive: lists the dead letters that a calm redrive will redrive, the oldest first.
+--
+--   $1 to $7 which: see dead_filter.sql  $8 the selection as JSON  $9 jobs of the canary
+--   $10 jobs a second after it, or NULL  $11 the share of failures at which it stops
+--
+-- No row: no dead letter matches, and no redrive has begun. Forgets redrives that ended long ago.
+-- Made of parts: `scripts/statement start_redrive` prints it whole.
+WITH picked AS MATERIALIZED (
+    SELECT id, row_number() OVER (ORDER BY died_at, id) AS place
+      FROM tenure.dead_letter_jobs
+     WHERE
+-- include read/parts/dead_filter.sql
+       AND payload IS NOT NULL
+), forgotten AS (
+    DELETE FROM tenure.redrives WHERE ended_at < clock_timestamp() - interval '30 days'
+), begun AS (
+    INSERT INTO tenure.redrives (selection, canary, rate, stop_at, jobs)
+    SELECT $8::text::jsonb, $9, $10, $11, count(*) FROM picked HAVING count(*) > 0
+    RETURNING *
+), listed AS (
+    INSERT INTO tenure.redrive_jobs (redrive_id, place, job_id)
+    SELECT begun.id, picked.place, picked.id FROM begun CROSS JOIN picked
+)
+SELECT id, started_at, selection::text AS selection, canary, rate, stop_at, jobs, redriven, completed, failed, cancelled,
+       missing, state, reason, ended_at
+  FROM begun
