@@ -171,7 +171,7 @@ pub mod jobs {
     pub use crate::client::{
         call::{Call, CallError},
         ends::{Cursor, CursorError, Ends, EndsError, EndsFilter},
-        jobs::{ActionError, CancelCounts, CancelOutcome, RetryOutcome, WaitError},
+        jobs::{ActionError, CancelCounts, CancelOutcome, RetryOutcome, RunAgainError, WaitError},
         watch::Watch,
     };
 }

@@ -14,7 +14,11 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::{
-    client::Tenure,
+    client::{
+        Tenure,
+        enqueue::{Enqueued, JobRequest},
+    },
+    enqueue::insert::EnqueueError,
     job::{JobId, NameError, Status, check_key, check_kind, check_queue, duration::written},
     observe::metrics,
     store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobRow, JobUpdate, StoreError},
@@ -82,6 +86,32 @@ pub enum RetryOutcome {
     Refused,
     /// There is no such job.
     NotFound,
+}
+
+/// Why [`Tenure::run_again`] enqueued nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunAgainError {
+    /// There is no such job, or no longer.
+    #[error("there is no job {0}")]
+    NotFound(JobId),
+    /// The job is a dead letter.
+    #[error("job {0} is a dead letter: redrive it, and it keeps its history (`tenure jobs retry {0}`)")]
+    Dead(JobId),
+    /// The job has not ended.
+    #[error("job {job} is {status}; it runs again only after its end")]
+    Live {
+        /// The job.
+        job: JobId,
+        /// `Queued` or `Processing`.
+        status: Status,
+    },
+    /// The new job was not enqueued.
+    #[error(transparent)]
+    Enqueue(#[from] EnqueueError),
+    /// Postgres did not answer, or refused. Nothing was enqueued.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 /// Why [`Tenure::wait`] or [`Tenure::wait_for`] failed.
@@ -382,6 +412,37 @@ impl Tenure {
             }));
         }
         Ok(all)
+    }
+
+    /// Enqueues a job that has completed or was cancelled anew: another job of the same queue, kind, payload and
+    /// number of attempts, without the old one's delay, lane, unique key and group. A job that has failed is not run
+    /// again but redriven ([`Tenure::retry`]), so that it keeps its history.
+    ///
+    /// Not idempotent: each call enqueues a job. Cancel safe, as [`Tenure::enqueue`] is.
+    ///
+    /// # Errors
+    ///
+    /// [`RunAgainError`]: the job is not there, or has not ended, or cannot be enqueued, such as into a full queue.
+    pub async fn run_again(&self, job: JobId) -> Result<Enqueued, RunAgainError> {
+        self.run_again_keyed(job, None).await
+    }
+
+    /// [`Tenure::run_again`] with a unique key for the new job.
+    #[doc(hidden)]
+    pub async fn run_again_keyed(&self, job: JobId, key: Option<String>) -> Result<Enqueued, RunAgainError> {
+        let row = self.job(job).await?.ok_or(RunAgainError::NotFound(job))?;
+        match row.status {
+            Status::Completed | Status::Cancelled => {}
+            Status::Failed => return Err(RunAgainError::Dead(job)),
+            status => return Err(RunAgainError::Live { job, status }),
+        }
+        let payload = row.payload_json().map_or("null", RawValue::get);
+        let mut request =
+            JobRequest::from_json(&row.queue, &row.kind, payload).max_attempts(row.max_attempts);
+        if let Some(key) = key {
+            request = request.unique_key(key);
+        }
+        Ok(self.enqueue(request).await?)
     }
 
     /// Returns at most `limit` dead letters, the latest first, without their payloads.

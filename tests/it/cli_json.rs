@@ -199,6 +199,8 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     compared.one("scheduled", &run(&bench, &add, 0).await);
     compared.many("schedule", &run(&bench, &["schedules", "list"], 0).await);
     compared.one("paused schedule", &run(&bench, &["schedules", "pause", "s"], 0).await);
+    compared.one("enqueued", &run(&bench, &["schedules", "run", "s"], 0).await);
+    compared.one("enqueued", &run(&bench, &["jobs", "again", &done], 0).await);
     compared.one("resumed schedule", &run(&bench, &["schedules", "resume", "s"], 0).await);
     compared.one("removed schedule", &run(&bench, &["schedules", "remove", "s"], 0).await);
     compared.many("rule", &run(&bench, &["verify"], 0).await);

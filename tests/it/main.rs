@@ -16,6 +16,7 @@ mod kit;
 mod scenarios;
 
 mod additive;
+mod again;
 mod api;
 mod batches;
 mod bench;

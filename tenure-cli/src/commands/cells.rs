@@ -71,7 +71,10 @@ fn about(command: &Command) -> About<'_> {
             About::Queues(vec![queue])
         }
         Command::Jobs(
-            JobsCommand::Show { id } | JobsCommand::Graph { id } | JobsCommand::Signal { id, .. },
+            JobsCommand::Show { id }
+            | JobsCommand::Again { id }
+            | JobsCommand::Graph { id }
+            | JobsCommand::Signal { id, .. },
         )
         | Command::Dead(DeadCommand::Show { id, .. }) => About::Job(*id),
         Command::Jobs(

@@ -49,6 +49,14 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
         JobsCommand::Signal { id, name, payload } => {
             groups::signal(cli, &tenure, *id, name, payload.as_deref()).await?
         }
+        JobsCommand::Again { id } => {
+            let enqueued = tenure.run_again(*id).await?;
+            match cli.output {
+                Output::Json => print::line(json!({ "id": enqueued.id, "duplicate": enqueued.duplicate })),
+                Output::Table => print::line(enqueued.id),
+            }
+            ExitCode::SUCCESS
+        }
         JobsCommand::Retry { ids } => {
             let mut answers = Vec::with_capacity(ids.len());
             for id in ids {

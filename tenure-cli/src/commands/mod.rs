@@ -369,6 +369,12 @@ enum JobsCommand {
         #[arg(required = true, value_name = "ID")]
         ids: Vec<JobId>,
     },
+    /// Enqueue a completed or cancelled job anew: another job of the same queue, kind and payload. Exit 1 if it does
+    /// not exist, or has not ended, or is a dead letter.
+    Again {
+        /// The job's ID.
+        id: JobId,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -457,6 +463,11 @@ enum SchedulesCommand {
         /// The schedules' names.
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
+    },
+    /// Enqueue the job of a schedule now, outside its ticks. The next tick stays. Exit 1 if the schedule is unknown.
+    Run {
+        /// The schedule's name.
+        name: String,
     },
     /// Remove schedules; their jobs stay. Exit 1 if one is unknown; the others are removed.
     Remove {

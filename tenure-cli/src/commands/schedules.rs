@@ -55,6 +55,13 @@ pub(super) async fn run(cli: &Cli, command: &SchedulesCommand) -> anyhow::Result
                 print_pause(cli, name, resumed, &text);
             }
         }
+        SchedulesCommand::Run { name } => {
+            let enqueued = tenure.run_schedule(name).await?;
+            match cli.output {
+                Output::Json => print::line(json!({ "id": enqueued.id, "duplicate": enqueued.duplicate })),
+                Output::Table => print::line(enqueued.id),
+            }
+        }
         SchedulesCommand::Remove { names } => {
             check_names(names)?;
             for name in names {

@@ -12,10 +12,10 @@ use serde_json::value::RawValue;
 use super::{Ask, Failure, View, page, params::Params};
 use crate::{access::Who, lanes};
 use tenure::{
-    JobId, StoreError,
+    EnqueueError, JobId, StoreError,
     groups::SignalError,
     internals::JobAction,
-    jobs::{ActionError, CancelOutcome, RetryOutcome},
+    jobs::{ActionError, CancelOutcome, RetryOutcome, RunAgainError},
     queues::{QueueLimits, QueueSettingsError},
     rows::DeadFilter,
     schedules::ScheduleError,
@@ -57,6 +57,10 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
         ["jobs", "retry"] => retry(view, &named(ask)?).await,
         ["jobs", id, "cancel"] => cancel(view, &[job(id)?]).await,
         ["jobs", id, "retry"] => retry(view, &[job(id)?]).await,
+        ["jobs", id, "again"] => again(view, ask, job(id)?).await.map(|(said, job)| {
+            to = Some(format!("/jobs/{job}"));
+            said
+        }),
         ["jobs", id, "signal"] => signal(view, ask, job(id)?).await,
         ["dead", "redrive"] => redrive(view, ask).await,
         ["dead", "purge"] => purge(view, ask).await,
@@ -171,6 +175,22 @@ fn cancelled_jobs(answers: &[CancelOutcome]) -> String {
 
 async fn retry(view: &View, jobs: &[JobId]) -> Said {
     Ok(retried(&view.tenure.retry_many(jobs).await?))
+}
+
+/// Enqueues a job that has ended anew, once for each page that shows the button.
+async fn again(view: &View, ask: &Ask, job: JobId) -> Result<(String, JobId), Failure> {
+    let key = super::enqueue::once(ask, &[&job.to_string()]);
+    match view.tenure.run_again_keyed(job, key).await {
+        Ok(enqueued) if enqueued.duplicate => {
+            Ok(("This page has enqueued it already; this is the job.".into(), enqueued.id))
+        }
+        Ok(enqueued) => Ok((format!("The job runs again, as this one. The old one is {job}."), enqueued.id)),
+        // Safe to repeat: the form has a key.
+        Err(RunAgainError::Store(error) | RunAgainError::Enqueue(EnqueueError::Store(error))) => {
+            Err(error.into())
+        }
+        Err(error) => Err(Failure::Bad(page::sentence(&error.to_string()))),
+    }
 }
 
 async fn signal(view: &View, ask: &Ask, job: JobId) -> Said {

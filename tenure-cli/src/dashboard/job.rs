@@ -131,6 +131,10 @@ fn head(view: &View, ask: &Ask, job: &JobRow, texts: &JobTexts, in_group: bool) 
                 div.actions {
                     a.button href={ (view.base) "/enqueue?from=" (job.id) } { "Clone" }
                     @if waits { (form("retry", "Run now", "", None)) }
+                    @if matches!(job.status, Status::Completed | Status::Cancelled) {
+                        @let question = "Run this job again? Another job with the same payload is enqueued.";
+                        (form("again", "Run again", "", Some(question)))
+                    }
                     @if job.status == Status::Failed {
                         @let question = "Redrive this job? It is queued again, with new attempts.";
                         (form("retry", "Redrive", "primary", Some(question)))

@@ -85,13 +85,13 @@ impl Dashboard {
     }
 
     /// Posts as a browser does with one of the dashboard's forms.
-    async fn post(&self, path: &str, fields: &str) -> Answer {
+    pub async fn post(&self, path: &str, fields: &str) -> Answer {
         let headers = [("Cookie", "tenure_csrf=abc"), ("Sec-Fetch-Site", "same-origin")];
         self.ask("POST", path, &headers, &format!("csrf=abc&back=%2Fjobs&{fields}")).await
     }
 
     /// The result of the last action, as the next page shows it.
-    async fn said(&self, answer: &Answer) -> String {
+    pub async fn said(&self, answer: &Answer) -> String {
         let cookie = answer.all("set-cookie").into_iter().find(|of| of.starts_with("tenure_said="));
         let cookie = cookie.unwrap_or_else(|| panic!("{} {}", answer.status, answer.body));
         let cookie = cookie.split(';').next().unwrap();
