@@ -1,3 +1,7 @@
+-- What a tick does while the job of the last one has not ended.
+ALTER TABLE tenure.schedules ADD COLUMN overlap text NOT NULL DEFAULT 'allow'
+    CONSTRAINT overlap_is_known CHECK (overlap IN ('allow', 'skip', 'queue', 'cancel'));
+
 -- A redrive that stops by itself: a few jobs first, then the others at a rate, for as long as few of them fail.
 --
 -- The list is made when the redrive begins. The worker that has the relay's turn goes on with it once a second.

@@ -198,7 +198,7 @@ pub mod redrives {
 pub mod schedules {
     #[cfg(feature = "worker")]
     pub use crate::client::schedules::{PauseOutcome, Schedule, ScheduleError, ScheduleOutcome};
-    pub use crate::job::MissedTicks;
+    pub use crate::job::{MissedTicks, Overlap};
 }
 
 /// What draining a worker answers.

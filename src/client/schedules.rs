@@ -13,7 +13,7 @@ use crate::{
         enqueue::{Enqueued, JobRequest},
     },
     enqueue::insert::EnqueueError,
-    job::{MissedTicks, NameError},
+    job::{MissedTicks, NameError, Overlap},
     recover::cron::CronSchedule,
     store::{NewSchedule, Put, Replaces, ScheduleRow, StoreError},
 };
@@ -40,6 +40,7 @@ pub struct Schedule {
     job: JobRequest,
     tick_field: Option<String>,
     missed: MissedTicks,
+    overlap: Overlap,
 }
 
 impl Schedule {
@@ -54,6 +55,7 @@ impl Schedule {
             job: job.into(),
             tick_field: None,
             missed: MissedTicks::default(),
+            overlap: Overlap::default(),
         }
     }
 
@@ -68,6 +70,13 @@ impl Schedule {
     /// minute. Default [`MissedTicks::Once`].
     pub fn missed(mut self, policy: MissedTicks) -> Self {
         self.missed = policy;
+        self
+    }
+
+    /// Sets what a tick does while the job of the last tick has not ended. Default [`Overlap::Allow`]. A policy other
+    /// than that counts one job for several missed ticks, and jobs of [`Tenure::run_schedule`] do not count.
+    pub fn overlap(mut self, policy: Overlap) -> Self {
+        self.overlap = policy;
         self
     }
 
@@ -172,7 +181,7 @@ impl Tenure {
         schedule: Schedule,
         replaces: Replaces,
     ) -> Result<Option<ScheduleOutcome>, ScheduleError> {
-        let Schedule { name, cron, time_zone, job, tick_field, missed } = schedule;
+        let Schedule { name, cron, time_zone, job, tick_field, missed, overlap } = schedule;
         check_name(&name)?;
         let ticks = CronSchedule::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
         let job = job.for_schedule(self.config().payload_bytes_max).map_err(ScheduleError::Job)?;
@@ -200,6 +209,7 @@ impl Tenure {
             job: &job,
             tick_field: tick_field.as_deref(),
             missed,
+            overlap,
             first,
         };
         let Some(Put { next_at, paused_at, is_new }) = self.store().put_schedule(&new, replaces).await?

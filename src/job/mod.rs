@@ -549,6 +549,54 @@ impl FromStr for MissedTicks {
     }
 }
 
+/// The policy for a tick that comes while the job of the last tick is queued or runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Overlap {
+    /// Enqueues the job: both may run at once.
+    #[default]
+    Allow,
+    /// Enqueues no job.
+    Skip,
+    /// Waits: the tick comes when that job has ended. [`MissedTicks`] decides about ticks that have waited for more
+    /// than a minute.
+    Queue,
+    /// Cancels that job, and enqueues the job. A handler that is asked to stop may still run when the new job begins.
+    Cancel,
+}
+
+impl Overlap {
+    /// All policies.
+    #[doc(hidden)]
+    pub const ALL: [Self; 4] = [Self::Allow, Self::Skip, Self::Queue, Self::Cancel];
+
+    /// Returns the word that the database knows.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Skip => "skip",
+            Self::Queue => "queue",
+            Self::Cancel => "cancel",
+        }
+    }
+}
+
+impl fmt::Display for Overlap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Overlap {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|policy| policy.as_str() == text);
+        found.ok_or_else(|| format!("{text:?} is not a policy; expected allow, skip, queue or cancel"))
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {

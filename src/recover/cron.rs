@@ -18,7 +18,7 @@ use chrono_tz::Tz;
 use croner::Cron;
 
 use crate::{
-    job::{JobError, JobId, MissedTicks},
+    job::{JobError, JobId, MissedTicks, Overlap},
     observe::metrics,
     store::{DueSchedule, Store, StoreError},
 };
@@ -84,6 +84,23 @@ impl CronSchedule {
             _ => now.max(last),
         };
         Plan { ticks, next: self.after(from) }
+    }
+}
+
+impl CronSchedule {
+    /// Of a plan, what the schedule's policy for overlaps leaves: at most one job, unless it allows them.
+    fn without_overlap(&self, plan: Plan, of: &DueSchedule) -> Plan {
+        let latest = |plan: Plan| Plan { ticks: plan.ticks.last().copied().into_iter().collect(), ..plan };
+        match of.overlap {
+            Overlap::Allow => plan,
+            Overlap::Skip if of.live.is_some() => Plan { ticks: Vec::new(), ..plan },
+            // The following ticks wait for the end of this one's job.
+            Overlap::Queue if of.missed == MissedTicks::All => {
+                let first = plan.ticks.first().copied();
+                Plan { next: first.and_then(|first| self.after(first)), ticks: first.into_iter().collect() }
+            }
+            Overlap::Skip | Overlap::Queue | Overlap::Cancel => latest(plan),
+        }
     }
 }
 
@@ -153,7 +170,13 @@ async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreE
             return Ok(0);
         }
     };
-    let Plan { ticks, next } = ticks.plan(schedule.next_at, schedule.now, schedule.missed);
+    let plan = ticks.plan(schedule.next_at, schedule.now, schedule.missed);
+    let Plan { ticks, next } = ticks.without_overlap(plan, schedule);
+    if let (Overlap::Cancel, Some(last)) = (schedule.overlap, schedule.live) {
+        // Before the tick, which another look repeats if this worker dies in between.
+        store.cancel(&[last]).await?;
+        tracing::info!(schedule = name, job = %last, "cancelled the job of a schedule's last tick");
+    }
     if next.is_none() {
         tracing::warn!(schedule = name, "a schedule has no further ticks; tenure paused it");
     }
@@ -166,7 +189,12 @@ async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreE
     metrics::ticked("enqueued", ids.len());
     if ids.is_empty() {
         metrics::ticked("skipped", 1);
-        tracing::warn!(schedule = name, due = %schedule.next_at, "a schedule missed ticks; its policy skips them");
+        let due = schedule.next_at;
+        if let (Overlap::Skip, Some(last)) = (schedule.overlap, schedule.live) {
+            tracing::info!(schedule = name, %due, job = %last, "a schedule skips a tick: the last job has not ended");
+        } else {
+            tracing::warn!(schedule = name, %due, "a schedule missed ticks; its policy skips them");
+        }
     }
     Ok(ids.len())
 }

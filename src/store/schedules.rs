@@ -10,7 +10,7 @@ use super::{
     call::{Store, StoreError},
     rows::{NewJob, both, u32_of},
 };
-use crate::job::{JobId, MissedTicks};
+use crate::job::{JobId, MissedTicks, Overlap};
 
 /// A schedule whose next tick is due.
 #[derive(Debug, Clone)]
@@ -19,6 +19,9 @@ pub(crate) struct DueSchedule {
     pub(crate) cron: String,
     pub(crate) time_zone: String,
     pub(crate) missed: MissedTicks,
+    pub(crate) overlap: Overlap,
+    /// The job of the last tick, if it is queued or runs.
+    pub(crate) live: Option<JobId>,
     pub(crate) next_at: DateTime<Utc>,
     /// The database's time.
     pub(crate) now: DateTime<Utc>,
@@ -33,6 +36,7 @@ pub(crate) struct NewSchedule<'s> {
     pub(crate) job: &'s NewJob,
     pub(crate) tick_field: Option<&'s str>,
     pub(crate) missed: MissedTicks,
+    pub(crate) overlap: Overlap,
     pub(crate) first: DateTime<Utc>,
 }
 
@@ -74,6 +78,7 @@ pub struct ScheduleRow {
     pub tick_field: Option<String>,
     pub max_attempts: u32,
     pub missed: MissedTicks,
+    pub overlap: Overlap,
     pub paused_at: Option<DateTime<Utc>>,
     pub next_at: DateTime<Utc>,
     pub last_tick_at: Option<DateTime<Utc>>,
@@ -94,16 +99,23 @@ fn missed(row: &PgRow) -> Result<MissedTicks, sqlx::Error> {
     row.try_get::<&str, _>("missed")?.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
 }
 
+fn overlap(row: &PgRow) -> Result<Overlap, sqlx::Error> {
+    row.try_get::<&str, _>("overlap")?.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
+}
+
 impl Store {
     /// Returns schedules whose next tick is due.
     pub(crate) async fn due_schedules(&self) -> Result<Vec<DueSchedule>, StoreError> {
         let rows = self.rows(query(DUE_SCHEDULES)).await?;
         let due = |row: &PgRow| {
+            let is_live: bool = row.try_get("last_is_live")?;
             Ok(DueSchedule {
                 name: row.try_get("name")?,
                 cron: row.try_get("cron")?,
                 time_zone: row.try_get("time_zone")?,
                 missed: missed(row)?,
+                overlap: overlap(row)?,
+                live: row.try_get::<Option<JobId>, _>("last_job_id")?.filter(|_| is_live),
                 next_at: row.try_get("next_at")?,
                 now: row.try_get("now")?,
             })
@@ -147,7 +159,8 @@ impl Store {
             .bind(new.missed.as_str())
             .bind(new.first)
             .bind(replaces == Replaces::Nothing)
-            .bind(version);
+            .bind(version)
+            .bind(new.overlap.as_str());
         let rows = self.rows(query).await?;
         let put = |row: &PgRow| {
             Ok(Put {
@@ -175,6 +188,7 @@ impl Store {
                 tick_field: row.try_get("tick_field")?,
                 max_attempts: u32_of(row, "max_attempts")?,
                 missed: missed(row)?,
+                overlap: overlap(row)?,
                 paused_at: row.try_get("paused_at")?,
                 next_at: row.try_get("next_at")?,
                 last_tick_at: row.try_get("last_tick_at")?,

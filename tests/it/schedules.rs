@@ -1,13 +1,21 @@
 //! Schedules: one job per tick, under many workers, deaths and wrong clocks.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{
-    EnqueueError, JobRequest, KindOptions, Worker,
-    schedules::{MissedTicks, Schedule, ScheduleError},
+    EnqueueError, JobContext, JobError, JobRequest, KindOptions, Worker,
+    schedules::{MissedTicks, Overlap, Schedule, ScheduleError},
 };
+
+use tokio::sync::Notify;
 
 use crate::harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, statement};
 
@@ -316,4 +324,99 @@ async fn a_schedule_that_this_version_cannot_read_is_tried_once_a_second() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     let times = worker.log().matches(said).count();
     assert!((2..=6).contains(&times), "{times} times in some three seconds");
+}
+
+/// Makes the next tick of every schedule due now.
+async fn tick_now(bench: &Bench) {
+    bench.execute("UPDATE tenure.schedules SET next_at = date_trunc('second', now())").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tick_during_the_last_job_follows_the_policy_for_overlaps() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let go = Arc::new(Notify::new());
+    let permission = go.clone();
+    // The first job of each kind runs until it may end, or is cancelled.
+    let handler = move |of: Value, ctx: JobContext| {
+        let permission = permission.clone();
+        async move {
+            if ctx.token() == 1 && of["waits"] == json!(true) {
+                tokio::select! {
+                    () = permission.notified() => {}
+                    _ = ctx.cancelled() => return Err(JobError::msg("stopped")),
+                }
+            }
+            Ok(())
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 20);
+    let worker = Running::start(worker);
+    for policy in Overlap::ALL {
+        let job = JobRequest::new("q", policy.as_str(), json!({ "waits": true }));
+        // Once a year, so that no tick of its own comes.
+        let schedule = Schedule::new(policy.as_str(), "0 3 1 1 *", job).overlap(policy);
+        bench.tenure.put_schedule(schedule).await.unwrap();
+    }
+    tick_now(&bench).await;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 4).await;
+    tick_now(&bench).await;
+    bench.until_count("tenure.all_jobs WHERE kind = 'allow'", 2).await;
+    bench.until_count("tenure.all_jobs WHERE kind = 'cancel'", 2).await;
+    bench.until_count("tenure.job_history WHERE kind = 'cancel' AND status = 'cancelled'", 1).await;
+    bench.until("(SELECT next_at > now() FROM tenure.schedules WHERE name = 'skip')").await;
+    assert_eq!(bench.count("tenure.all_jobs WHERE kind = 'skip'").await, 1);
+    // The tick waits, and comes when the job has ended.
+    assert_eq!(bench.count("tenure.schedules WHERE name = 'queue' AND next_at <= now()").await, 1);
+    assert_eq!(bench.count("tenure.all_jobs WHERE kind = 'queue'").await, 1);
+    while bench.count("tenure.jobs WHERE kind = 'queue'").await > 0
+        && bench.count("tenure.all_jobs WHERE kind = 'queue'").await < 2
+    {
+        go.notify_waiters();
+    }
+    bench.until_count("tenure.all_jobs WHERE kind = 'queue'", 2).await;
+    bench.until("(SELECT next_at > now() FROM tenure.schedules WHERE name = 'queue')").await;
+    // Without a live job, each policy enqueues one.
+    while bench.count("tenure.jobs").await > 0 {
+        go.notify_waiters();
+    }
+    tick_now(&bench).await;
+    bench.until_count("tenure.all_jobs WHERE kind = 'skip'", 2).await;
+    bench.until_count("tenure.all_jobs WHERE kind = 'cancel'", 3).await;
+    assert_eq!(bench.count("tenure.job_history WHERE status = 'cancelled'").await, 1);
+    let listed = bench.program(&["schedules", "list", "--output", "json"]).output().await.unwrap();
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let overlaps: Vec<_> = listed.as_array().unwrap().iter().map(|of| &of["overlap"]).collect();
+    assert_eq!(overlaps, ["allow", "cancel", "queue", "skip"]);
+    worker.abandon().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missed_ticks_of_a_schedule_without_overlap_come_one_after_the_other() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let job = JobRequest::new("q", "k", json!({}));
+    let schedule = Schedule::new("s", "*/10 * * * *", job).missed(MissedTicks::All).overlap(Overlap::Queue);
+    bench.tenure.put_schedule(schedule.tick_field("at")).await.unwrap();
+    bench.execute("UPDATE tenure.schedules SET next_at = next_at - interval '40 min'").await;
+    let due: i64 = bench
+        .value("SELECT (extract(epoch FROM now() - min(next_at))::bigint / 600) + 1 FROM tenure.schedules")
+        .await;
+    let most = Arc::new(AtomicUsize::new(0));
+    let running = Arc::new(AtomicUsize::new(0));
+    let (of_most, of_running) = (most.clone(), running.clone());
+    let handler = move |_: Value, _: JobContext| {
+        let (most, running) = (of_most.clone(), of_running.clone());
+        async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            running.fetch_sub(1, Ordering::SeqCst);
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 20);
+    let worker = Running::start(worker);
+    bench.until_count("tenure.job_history", due).await;
+    let ticks: i64 = bench.value("SELECT count(DISTINCT payload->>'at') FROM tenure.job_history").await;
+    assert_eq!((ticks, most.load(Ordering::SeqCst)), (due, 1));
+    worker.stop().await;
 }

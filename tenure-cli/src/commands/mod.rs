@@ -36,7 +36,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use self::values::{Missed, StatusWord, duration, moment, number};
+use self::values::{Missed, Overlaps, StatusWord, duration, moment, number};
 use crate::{
     bench::{Work, WorkerMode},
     exec::guard,
@@ -496,6 +496,9 @@ struct ScheduleArgs {
     /// What to do about ticks that passed while no worker ran.
     #[arg(long, value_enum, default_value_t = Missed::Once)]
     missed: Missed,
+    /// What a tick does while the job of the last one is queued or runs.
+    #[arg(long, value_enum, default_value_t = Overlaps::Allow)]
+    overlap: Overlaps,
     /// The payload field that receives the time of the tick.
     #[arg(long, value_name = "FIELD")]
     tick_field: Option<String>,

@@ -112,8 +112,10 @@ fn print_pause(cli: &Cli, name: &str, PauseOutcome { was_paused, next_at, .. }: 
 async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<()> {
     let payload = enqueue::payload(&args.json)?;
     let job = JobRequest::from_json(&args.queue, &args.kind, payload).max_attempts(args.max_attempts);
-    let mut schedule =
-        Schedule::new(&args.name, &args.cron, job).time_zone(&args.time_zone).missed(args.missed.into());
+    let mut schedule = Schedule::new(&args.name, &args.cron, job)
+        .time_zone(&args.time_zone)
+        .missed(args.missed.into())
+        .overlap(args.overlap.into());
     if let Some(field) = &args.tick_field {
         schedule = schedule.tick_field(field);
     }
@@ -143,9 +145,20 @@ async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<
 }
 
 fn list(schedules: &[ScheduleRow], unserved: &[UnservedSchedule]) -> Table {
-    let header =
-        ["NAME", "STATE", "CRON", "TIME ZONE", "QUEUE", "KIND", "MISSED", "NEXT", "LAST", "LAST JOB"];
-    let spare = &["LAST JOB", "LAST", "MISSED", "TIME ZONE", "KIND", "QUEUE"];
+    let header = [
+        "NAME",
+        "STATE",
+        "CRON",
+        "TIME ZONE",
+        "QUEUE",
+        "KIND",
+        "MISSED",
+        "OVERLAP",
+        "NEXT",
+        "LAST",
+        "LAST JOB",
+    ];
+    let spare = &["LAST JOB", "LAST", "OVERLAP", "MISSED", "TIME ZONE", "KIND", "QUEUE"];
     let mut table = table(&header).spare(spare);
     for schedule in schedules {
         table.add_row([
@@ -156,6 +169,7 @@ fn list(schedules: &[ScheduleRow], unserved: &[UnservedSchedule]) -> Table {
             schedule.queue.clone(),
             schedule.kind.clone(),
             schedule.missed.to_string(),
+            schedule.overlap.to_string(),
             schedule.paused_at.map_or_else(|| time(Some(schedule.next_at)), |_| String::new()),
             time(schedule.last_tick_at),
             schedule.last_job_id.map(|id| id.to_string()).unwrap_or_default(),

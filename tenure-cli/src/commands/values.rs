@@ -9,7 +9,13 @@ use clap::{
 };
 
 use crate::lanes::UNITS;
-use tenure::{Status, internals::Category, names::NameError, rows::JobFilter, schedules::MissedTicks};
+use tenure::{
+    Status,
+    internals::Category,
+    names::NameError,
+    rows::JobFilter,
+    schedules::{MissedTicks, Overlap},
+};
 
 /// Which jobs to list: a status, or one of the states of a queued job that waits for something else than a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -64,6 +70,30 @@ impl From<Missed> for MissedTicks {
             Missed::Skip => Self::Skip,
             Missed::Once => Self::Once,
             Missed::All => Self::All,
+        }
+    }
+}
+
+/// What a tick does while the job of the last one has not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Overlaps {
+    /// Enqueue the job: both may run at once.
+    Allow,
+    /// Enqueue no job.
+    Skip,
+    /// Wait until that job has ended.
+    Queue,
+    /// Cancel that job, and enqueue the job.
+    Cancel,
+}
+
+impl From<Overlaps> for Overlap {
+    fn from(policy: Overlaps) -> Self {
+        match policy {
+            Overlaps::Allow => Self::Allow,
+            Overlaps::Skip => Self::Skip,
+            Overlaps::Queue => Self::Queue,
+            Overlaps::Cancel => Self::Cancel,
         }
     }
 }

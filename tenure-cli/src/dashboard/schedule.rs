@@ -16,7 +16,7 @@ use tenure::{
     JobRequest, StoreError,
     internals::{MAX_ATTEMPTS_DEFAULT, Parts as _, Replaces, UnservedSchedule, next_ticks},
     rows::{JobRow, ScheduleRow},
-    schedules::{MissedTicks, Schedule, ScheduleError},
+    schedules::{MissedTicks, Overlap, Schedule, ScheduleError},
 };
 
 /// How many of the next ticks to show.
@@ -31,6 +31,13 @@ const POLICIES: [(MissedTicks, &str); 3] = [
     (MissedTicks::Once, "once: one job makes up for all that were missed"),
     (MissedTicks::Skip, "skip: no job makes up for them"),
     (MissedTicks::All, "all: a job for each"),
+];
+
+const OVERLAPS: [(Overlap, &str); 4] = [
+    (Overlap::Allow, "allow: enqueue the job, both may run at once"),
+    (Overlap::Skip, "skip: enqueue no job"),
+    (Overlap::Queue, "queue: wait for the end of the last job"),
+    (Overlap::Cancel, "cancel: cancel the last job, and enqueue this one"),
 ];
 
 async fn of_name(view: &View, name: &str) -> Result<ScheduleRow, Failure> {
@@ -133,6 +140,7 @@ fn facts(view: &View, of: &ScheduleRow) -> Markup {
                     dt { "Attempts" } dd { "at most " (of.max_attempts) }
                     @if let Some(field) = &of.tick_field { dt { "Field with the tick" } dd { code { (field) } } }
                     dt { "Missed ticks" } dd { (of.missed) }
+                    dt { "Overlap" } dd { (of.overlap) }
                     dt { "Next ticks" }
                     dd {
                         @if of.paused_at.is_some() { "none while it is paused" }
@@ -232,6 +240,7 @@ struct Fields {
     payload: String,
     max_attempts: String,
     missed: String,
+    overlap: String,
     tick_field: String,
     is_new: bool,
 }
@@ -251,6 +260,7 @@ impl Fields {
                 .unwrap_or_default(),
             max_attempts: schedule.max_attempts.to_string(),
             missed: schedule.missed.to_string(),
+            overlap: schedule.overlap.to_string(),
             tick_field: schedule.tick_field.clone().unwrap_or_default(),
             is_new: false,
         }
@@ -266,13 +276,14 @@ impl Fields {
             payload: "{}".into(),
             max_attempts: MAX_ATTEMPTS_DEFAULT.to_string(),
             missed: MissedTicks::default().to_string(),
+            overlap: Overlap::default().to_string(),
             tick_field: String::new(),
             is_new: true,
         }
     }
 
     /// The label and the value of each field.
-    fn all(&self) -> [(&'static str, &str); 8] {
+    fn all(&self) -> [(&'static str, &str); 9] {
         [
             ("Expression", &self.cron),
             ("Time zone", &self.time_zone),
@@ -282,6 +293,7 @@ impl Fields {
             ("Field with the tick", &self.tick_field),
             ("Attempts", &self.max_attempts),
             ("Missed ticks", &self.missed),
+            ("Overlap", &self.overlap),
         ]
     }
 
@@ -308,6 +320,7 @@ impl Fields {
             payload: field("payload"),
             max_attempts: field("max_attempts"),
             missed: field("missed"),
+            overlap: field("overlap"),
             tick_field: field("tick_field"),
             is_new: ask.form.has("is_new"),
         }
@@ -378,6 +391,16 @@ pub(super) async fn form(view: &View, ask: &Ask) -> Result<Page, Failure> {
                     }
                 }
                 p.soft { "ticks while no worker ran for more than a minute" }
+            }
+            label for="overlap" { "Overlap" }
+            div {
+                select id="overlap" name="overlap" {
+                    @for (policy, about) in OVERLAPS {
+                        @let word = policy.to_string();
+                        option value=(word) selected[fields.overlap == word] { (about) }
+                    }
+                }
+                p.soft { "ticks while the job of the last one is queued or runs" }
             }
             div.actions {
                 button name="preview" value="1" { "Preview the ticks" }
@@ -503,9 +526,17 @@ fn unanswered(error: StoreError, known: &str) -> Failure {
 /// The schedule of a form.
 fn schedule(fields: &Fields) -> Result<Schedule, Failure> {
     let missed: MissedTicks = fields.missed.parse().map_err(Failure::Bad)?;
+    // A form of an older page has none.
+    let overlap = match fields.overlap.as_str() {
+        "" => Overlap::default(),
+        word => word.parse().map_err(Failure::Bad)?,
+    };
     let job = JobRequest::from_json(&fields.queue, &fields.kind, json(&fields.payload)?)
         .max_attempts(attempts(&fields.max_attempts)?);
-    let schedule = Schedule::new(&fields.name, &fields.cron, job).time_zone(&fields.time_zone).missed(missed);
+    let schedule = Schedule::new(&fields.name, &fields.cron, job)
+        .time_zone(&fields.time_zone)
+        .missed(missed)
+        .overlap(overlap);
     let field = Some(&fields.tick_field).filter(|field| !field.is_empty());
     Ok(match field {
         Some(field) => schedule.tick_field(field),
