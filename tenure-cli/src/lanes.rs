@@ -1,5 +1,7 @@
 //! Lanes: for what a held job waits, and settings of lanes, in words. Pure.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
@@ -119,6 +121,24 @@ fn named(lane: &str) -> String {
 /// A lane alone.
 pub(crate) fn key(lane: &str) -> &str {
     if lane.is_empty() { "(no key)" } else { lane }
+}
+
+/// A rate: how many jobs, and in what time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rate(pub(crate) u32, pub(crate) Duration);
+
+/// Reads a rate such as `10/s`, which the library checks.
+pub(crate) fn rate_of(text: &str) -> Result<Rate, String> {
+    let wrong = || "it must be a rate such as 10/s, 100/min, 1000/h or 5000/d".to_owned();
+    let (jobs, unit) = text.split_once('/').ok_or_else(wrong)?;
+    let (_, seconds) = UNITS.iter().find(|(word, _)| *word == unit).ok_or_else(wrong)?;
+    jobs.parse().map(|jobs| Rate(jobs, Duration::from_secs_f64(*seconds))).map_err(|_| wrong())
+}
+
+/// Reads a share such as `10%`, which the library checks.
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.parse().ok());
+    number.map(|percent: f64| percent / 100.0).ok_or_else(|| "it must be a percentage such as 10%".into())
 }
 
 /// A rate of tokens a second, in the unit in which it is a whole number: `10/s`, `100/h`.

@@ -8,7 +8,7 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 
-use crate::lanes::UNITS;
+pub(super) use crate::lanes::{Rate, percent, rate_of as rate};
 use tenure::{
     Status,
     internals::Category,
@@ -130,24 +130,6 @@ pub(super) fn limit_change<const MAX: u64>(text: &str) -> Result<LimitChange, St
     }
     let wrong = || format!("it must be a number from 1 to {MAX}, or none, which removes the limit");
     text.parse().map(|jobs| LimitChange(Some(jobs))).map_err(|_| wrong())
-}
-
-/// A rate: how many jobs, and in what time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rate(pub(super) u32, pub(super) Duration);
-
-/// A rate such as `10/s`, which the library checks.
-pub(super) fn rate(text: &str) -> Result<Rate, String> {
-    let wrong = || "it must be a rate such as 10/s, 100/min, 1000/h or 5000/d".to_owned();
-    let (jobs, unit) = text.split_once('/').ok_or_else(wrong)?;
-    let (_, seconds) = UNITS.iter().find(|(word, _)| *word == unit).ok_or_else(wrong)?;
-    jobs.parse().map(|jobs| Rate(jobs, Duration::from_secs_f64(*seconds))).map_err(|_| wrong())
-}
-
-/// A share such as `10%`, which the library checks.
-pub(super) fn percent(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('%').and_then(|number| number.parse().ok());
-    number.map(|percent: f64| percent / 100.0).ok_or_else(|| "it must be a percentage such as 10%".into())
 }
 
 /// A weight to set; `None` removes it.

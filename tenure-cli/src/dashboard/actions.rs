@@ -9,7 +9,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 
-use super::{Ask, Failure, View, page, params::Params};
+use super::{Ask, Failure, View, page, params::Params, redrives};
 use crate::{access::Who, lanes};
 use tenure::{
     EnqueueError, JobId, StoreError,
@@ -63,6 +63,8 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
         }),
         ["jobs", id, "signal"] => signal(view, ask, job(id)?).await,
         ["dead", "redrive"] => redrive(view, ask).await,
+        ["dead", "calm"] => redrives::begin(view, ask).await,
+        ["dead", "redrives", id, "stop"] => redrives::stop(view, id).await,
         ["dead", "purge"] => purge(view, ask).await,
         ["queues", queue, "pause"] => pause(view, queue).await,
         ["queues", queue, "resume"] => resume(view, queue).await,

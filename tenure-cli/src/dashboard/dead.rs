@@ -7,6 +7,7 @@ use super::{
     Ask, Failure, View,
     actions::{all_shown, dead_filter},
     page::{self, Page, Regions, job_link, number, stamped, telling},
+    redrives,
 };
 use tenure::{
     StoreError,
@@ -46,7 +47,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         // The page is useful without the groups.
         store.dead_groups(&shown, GROUPS, COUNTED).await.unwrap_or_default()
     };
-    let (listed, groups) = tokio::join!(listed, grouped_by_error);
+    let (listed, groups, redrives) = tokio::join!(listed, grouped_by_error, redrives::latest(view));
     let (counted, letters) = listed?;
     let most = usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let (has_more, letters) = (letters.len() > most, &letters[..letters.len().min(most)]);
@@ -111,6 +112,10 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         (page::head("Dead letters", about))
         @if of_a_group { (group(view, ask, letters.first())) }
         @if !groups.is_empty() { (grouped(view, ask, &groups)) }
+        (live.put("redrives", redrives::progress(view, ask, &redrives)))
+        @if of_a_group && view.has_actions && counted.redrivable > 0 {
+            (redrives::form(view, ask, &FIELDS, shown_at.timestamp_micros()))
+        }
         (filters(view, ask))
         (live.put("list", list))
     };

@@ -26,6 +26,7 @@ mod params;
 mod queue;
 mod queues;
 mod recovery;
+mod redrives;
 mod schedule;
 mod schedules;
 mod selections;

@@ -320,7 +320,10 @@ impl Fields {
             payload: field("payload"),
             max_attempts: field("max_attempts"),
             missed: field("missed"),
-            overlap: field("overlap"),
+            // A form of an older page has none.
+            overlap: Some(field("overlap"))
+                .filter(|word| !word.is_empty())
+                .unwrap_or_else(|| Overlap::default().to_string()),
             tick_field: field("tick_field"),
             is_new: ask.form.has("is_new"),
         }
@@ -526,11 +529,7 @@ fn unanswered(error: StoreError, known: &str) -> Failure {
 /// The schedule of a form.
 fn schedule(fields: &Fields) -> Result<Schedule, Failure> {
     let missed: MissedTicks = fields.missed.parse().map_err(Failure::Bad)?;
-    // A form of an older page has none.
-    let overlap = match fields.overlap.as_str() {
-        "" => Overlap::default(),
-        word => word.parse().map_err(Failure::Bad)?,
-    };
+    let overlap: Overlap = fields.overlap.parse().map_err(Failure::Bad)?;
     let job = JobRequest::from_json(&fields.queue, &fields.kind, json(&fields.payload)?)
         .max_attempts(attempts(&fields.max_attempts)?);
     let schedule = Schedule::new(&fields.name, &fields.cron, job)

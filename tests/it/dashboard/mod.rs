@@ -10,6 +10,7 @@ mod graph;
 mod lanes;
 mod pages;
 mod pictures;
+mod redrives;
 mod troubles;
 
 use std::{net::SocketAddr, time::Duration};
