@@ -46,7 +46,8 @@ impl CalmRedrive {
         self
     }
 
-    /// Redrives at most `jobs` in each `per` after the canary. Without a rate, as fast as they end well.
+    /// Redrives at most `jobs` in each `per` after the canary. Without a rate, as fast as they end well, and at most
+    /// 1,000 a second.
     pub fn then_rate(mut self, jobs: u32, per: Duration) -> Self {
         self.rate = Some((jobs, per));
         self

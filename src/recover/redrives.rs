@@ -3,7 +3,10 @@
 //! Not here: what is redriven next, and when one stops. `tenure.tend_redrives` in `migrations/0020_calm.sql` decides.
 //! The relay publishes the jobs.
 
-use crate::store::{Store, StoreError};
+use crate::{
+    observe::metrics,
+    store::{Store, StoreError},
+};
 
 /// The most jobs of one redrive in one statement.
 const AT_ONCE: i32 = 1_000;
@@ -11,8 +14,10 @@ const AT_ONCE: i32 = 1_000;
 /// Goes on with all redrives that are open.
 pub(crate) async fn tend(store: &Store) -> Result<(), StoreError> {
     for change in store.tend_redrives(AT_ONCE).await? {
+        metrics::redriven(change.queued);
         let (redrive, redriven, failed, jobs) = (change.id, change.redriven, change.failed, change.jobs);
-        match (change.state.as_str(), change.reason) {
+        let Some(state) = change.state else { continue };
+        match (state.as_str(), change.reason) {
             ("stopped", reason) => {
                 let why = "a redrive has stopped: too many jobs failed";
                 tracing::error!(%redrive, redriven, failed, jobs, reason, "{why}");

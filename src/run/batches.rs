@@ -11,7 +11,8 @@
 //! A call that fails as a whole is repeated in halves by the same attempts, at most twice as many calls as it has jobs.
 //! A call that kills the process cannot be: its jobs are lost. They are claimed with the route `halve`, so that
 //! recovery charges no attempt, and a batch of jobs that were lost *n* times has at most one job in 2^*n* of the usual.
-//! One job alone is charged again. Such suspects run one batch at a time, so that they harm few others.
+//! One job alone is charged again. Such suspects run one batch at a time, and one that is alone runs beside no other
+//! batch of its kind: what kills the process then is its own doing.
 //!
 //! Invariants, each held by the test of that name:
 //!
@@ -26,7 +27,10 @@ use std::{
     future::Future,
     ops::{Deref, DerefMut},
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -34,7 +38,7 @@ use futures::{
     FutureExt,
     future::{BoxFuture, join_all},
 };
-use tokio::sync::oneshot;
+use tokio::sync::{RwLock, oneshot};
 use tracing::Instrument;
 
 use super::{
@@ -54,6 +58,9 @@ use crate::{
 const UP_TO_MAX: usize = 10_000;
 /// The longest wait for more jobs: the first job of a batch waits with its slot and its message.
 const WITHIN_MAX: Duration = Duration::from_secs(60);
+/// How often, and at most how many times, to look whether the end of a suspect is written.
+const SETTLED_LOOKED_EVERY: Duration = Duration::from_millis(10);
+const SETTLED_LOOKS: u32 = 1_000;
 /// How often a waiting job shows that it lives, in a `stale_after`.
 const SIGNS_OF_LIFE: u32 = 3;
 
@@ -257,6 +264,8 @@ struct Entry<J, S> {
     job: Option<J>,
     payload: String,
     context: JobContext<S>,
+    /// A call of the handler has the job: its silence is the handler's.
+    is_called: Arc<AtomicBool>,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -264,7 +273,10 @@ impl<J: Job, S> Entry<J, S> {
     fn take(&mut self) -> Result<Item<J, S>, JobError> {
         let job = match self.job.take() {
             Some(job) => job,
-            None => serde_json::from_str(&self.payload).map_err(PayloadError)?,
+            None => {
+                self.context.job.steps.repeat();
+                serde_json::from_str(&self.payload).map_err(PayloadError)?
+            }
         };
         Ok(Item { job, context: self.context.clone() })
     }
@@ -274,9 +286,11 @@ impl<J: Job, S> Entry<J, S> {
         let _ = self.answer.send(Answer::Ended(outcome));
     }
 
-    /// Whether no call shall have this job any more.
+    /// Whether no call shall have this job any more: its attempt is over, is to stop, or has completed the job itself.
     fn is_stopped(&self) -> bool {
-        self.answer.is_closed() || self.context.cancel_reason().is_some()
+        self.answer.is_closed()
+            || self.context.cancel_reason().is_some()
+            || self.context.job.settled.load(Ordering::Acquire)
     }
 }
 
@@ -301,6 +315,8 @@ struct Batches<J, S> {
     halves: bool,
     handler: Box<Handler<J, S>>,
     waiting: Mutex<Waiting<J, S>>,
+    /// A suspect that runs alone has this for itself: if the process dies, no other batch can be the cause.
+    others: RwLock<()>,
 }
 
 impl<S: Send + Sync + 'static> Kinds<S> {
@@ -329,6 +345,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
                 suspects: VecDeque::new(),
                 runs_suspects: false,
             }),
+            others: RwLock::new(()),
         });
         let run = move |payload: String, context| match serde_json::from_str::<J>(&payload) {
             Ok(job) => batches.clone().join(job, payload, context).boxed(),
@@ -357,8 +374,8 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
         let (answer, ended) = oneshot::channel();
         let (key, stopped) = (context.job.key, context.cancelled());
         let alive_every = context.job.rules.stale_after / SIGNS_OF_LIFE;
-        let itself = context.clone();
-        self.add(Entry { job: Some(job), payload, context, answer });
+        let (itself, is_called) = (context.clone(), Arc::new(AtomicBool::new(false)));
+        self.add(Entry { job: Some(job), payload, context, is_called: is_called.clone(), answer });
         tokio::pin!(ended, stopped);
         let ended = loop {
             tokio::select! {
@@ -366,13 +383,13 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
                 ended = &mut ended => break ended,
                 reason = &mut stopped => {
                     if self.leave(key) {
-                        return Err(stopped_before(reason));
+                        return stopped_before(reason);
                     }
                     break ended.await;
                 }
                 () = tokio::time::sleep(alive_every) => {
-                    // The handler has not seen the job yet, so its silence is not the handler's.
-                    if self.holds(key) {
+                    // The job waits for its batch, or for the other half of it.
+                    if !is_called.load(Ordering::Acquire) {
                         Heartbeat::report(&itself.job, ProgressWrite::sign_of_life(key));
                     }
                 }
@@ -398,7 +415,7 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
         if waiting.fresh.len() >= self.batch.up_to {
             let full = waiting.begin();
             drop(waiting);
-            tokio::spawn(self.clone().run(full));
+            tokio::spawn(self.clone().run_fresh(full));
         } else if waiting.fresh.len() == 1 {
             let (begun, batches) = (waiting.begun, self.clone());
             drop(waiting);
@@ -408,7 +425,7 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
                     let mut waiting = batches.waiting();
                     if waiting.begun == begun { waiting.begin() } else { Vec::new() }
                 };
-                batches.run(batch).await;
+                batches.run_fresh(batch).await;
             });
         }
     }
@@ -424,11 +441,6 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
             waiting.begun += 1;
         }
         waiting.fresh.len() + waiting.suspects.len() < before
-    }
-
-    fn holds(&self, key: ClaimKey) -> bool {
-        let waiting = self.waiting();
-        waiting.fresh.iter().chain(&waiting.suspects).any(|entry| entry.context.job.key == key)
     }
 
     /// Runs the jobs that were lost, one batch after the other, until none waits.
@@ -455,9 +467,29 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
             if batch.is_empty() {
                 return;
             }
-            let Some(batch) = self.mark_alone(batch).await else { continue };
-            self.clone().run(batch).await;
+            // In a task of its own: a panic in it must not end this one.
+            let batches = self.clone();
+            let running = tokio::spawn(async move {
+                if batch.len() > 1 {
+                    return batches.run_fresh(batch).await;
+                }
+                let _alone = batches.others.write().await;
+                if let Some(alone) = batches.mark_alone(batch).await {
+                    let context = alone.first().map(|entry| entry.context.clone());
+                    batches.run(alone).await;
+                    if let Some(context) = context {
+                        settled(&context).await;
+                    }
+                }
+            });
+            let _ = running.await;
         }
+    }
+
+    /// Runs a batch beside others.
+    async fn run_fresh(self: Arc<Self>, batch: Vec<Entry<J, S>>) {
+        let _beside = self.others.read().await;
+        self.run(batch).await;
     }
 
     /// Has recovery charge the attempt of a suspect that runs alone. `None`: it must not run.
@@ -474,12 +506,18 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
     }
 
     /// Runs a batch; one that fails as a whole, in halves.
-    async fn run(self: Arc<Self>, batch: Vec<Entry<J, S>>) {
+    async fn run(&self, batch: Vec<Entry<J, S>>) {
         let mut left = vec![batch];
         while let Some(mut batch) = left.pop() {
             for stopped in batch.extract_if(.., |entry| entry.is_stopped()) {
                 let reason = stopped.context.cancel_reason().unwrap_or(CancelReason::Lost);
-                stopped.end(Err(stopped_before(reason)));
+                // After a call it has run, as any attempt that is out of time.
+                let was_called = stopped.job.is_none();
+                stopped.end(if was_called {
+                    Err(JobError::msg(reason.to_string()))
+                } else {
+                    stopped_before(reason)
+                });
             }
             if batch.is_empty() {
                 continue;
@@ -504,6 +542,9 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
         }
         for (at, error) in unread.into_iter().rev() {
             batch.remove(at).end(Err(error));
+        }
+        for entry in &batch {
+            entry.is_called.store(true, Ordering::Release);
         }
         let contexts: Arc<[_]> = batch.iter().map(|entry| entry.context.clone()).collect();
         if contexts.is_empty() {
@@ -544,6 +585,9 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
                     }
                     _ => tracing::warn!(jobs, "the handler of the batch panicked; it runs again in halves"),
                 }
+                for entry in &batch {
+                    entry.is_called.store(false, Ordering::Release);
+                }
                 let second = batch.split_off(batch.len().div_ceil(2));
                 Some((batch, second))
             }
@@ -558,8 +602,23 @@ impl<J, S> Waiting<J, S> {
     }
 }
 
-fn stopped_before(reason: CancelReason) -> JobError {
-    JobError::msg(format!("{reason}; its batch did not begin"))
+/// Waits until the end of this attempt is written. Until then it would be charged for what the next suspect does.
+async fn settled<S>(context: &JobContext<S>) {
+    for _ in 0..SETTLED_LOOKS {
+        match context.store.still_mine(&[context.job.key]).await.as_deref() {
+            Ok([Some(_)]) => tokio::time::sleep(SETTLED_LOOKED_EVERY).await,
+            _ => return,
+        }
+    }
+}
+
+/// The end of a job that is to stop before the handler has seen it. One that is out of time waits again, uncharged: it has
+/// not run.
+fn stopped_before(reason: CancelReason) -> Result<Outcome, JobError> {
+    if reason == CancelReason::Timeout {
+        return Ok(Outcome::Snooze(Duration::ZERO));
+    }
+    Err(JobError::msg(format!("{reason}; its batch did not begin")))
 }
 
 /// Gives each job its verdict.

@@ -141,9 +141,17 @@ pub(crate) struct Steps {
     pub(crate) recorded: OnceCell<(Instant, HashMap<String, Recorded>)>,
     /// The names that are in use, or recorded, in this attempt.
     pub(crate) called: Mutex<HashSet<String>>,
+    /// The handler is called once more in this attempt: what it has recorded is to be read, each time anew.
+    pub(crate) is_repeated: AtomicBool,
 }
 
 impl Steps {
+    /// Lets the handler call its steps once more in this attempt, as a batch does that is called again in halves.
+    pub(crate) fn repeat(&self) {
+        self.is_repeated.store(true, Ordering::Release);
+        self.called.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// The recorded steps that the handler has not called. In order.
     pub(crate) fn uncalled(&self) -> Vec<String> {
         let called = self.called.lock().unwrap_or_else(PoisonError::into_inner);

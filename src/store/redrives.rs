@@ -1,5 +1,7 @@
 //! Redrives: the statements of calm redrives. One method, one statement.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -12,6 +14,9 @@ use super::{
     dead::DeadFilter,
     rows::{raw, u32_of, u64_of},
 };
+
+/// A million dead letters are listed in some 10 s.
+const STARTED_WITHIN: Duration = Duration::from_mins(5);
 
 /// A calm redrive: a part of the dead letters first, then the others for as long as few of them fail.
 #[derive(Debug, Clone, Serialize)]
@@ -39,6 +44,8 @@ pub struct RedriveRow {
     pub failed: u64,
     /// How many were cancelled.
     pub cancelled: u64,
+    /// How many wait for a time, an event or other jobs, without a failure so far.
+    pub waiting: u64,
     /// How many were no dead letters any more when their turn came.
     pub missing: u64,
     /// `canary`, `running`, `done`, `stopped` (too many have failed) or `cancelled` (a person has stopped it).
@@ -57,12 +64,15 @@ pub(crate) struct NewRedrive {
     pub(crate) stop_at: f64,
 }
 
-/// A redrive whose state has changed.
+/// A redrive that has changed.
 #[cfg(feature = "worker")]
 #[derive(Debug)]
 pub(crate) struct RedriveChange {
     pub(crate) id: Uuid,
-    pub(crate) state: String,
+    /// Its new state, if it has changed.
+    pub(crate) state: Option<String>,
+    /// How many jobs it has just redriven.
+    pub(crate) queued: usize,
     pub(crate) redriven: i64,
     pub(crate) failed: i64,
     pub(crate) jobs: i64,
@@ -77,7 +87,7 @@ impl Store {
         new: &NewRedrive,
     ) -> Result<Option<RedriveRow>, StoreError> {
         let query = filter.bind(query(START_REDRIVE)).bind(filter.named()).bind(new.canary);
-        let rows = self.rows(query.bind(new.rate).bind(new.stop_at)).await?;
+        let rows = self.rows_aside(STARTED_WITHIN, query.bind(new.rate).bind(new.stop_at)).await?;
         Ok(rows.first().map(redrive).transpose()?)
     }
 
@@ -99,7 +109,11 @@ impl Store {
         let change = |row: &PgRow| {
             Ok(RedriveChange {
                 id: row.try_get("redrive_id")?,
-                state: row.try_get("now_state")?,
+                state: row
+                    .try_get::<bool, _>("has_changed")?
+                    .then(|| row.try_get("now_state"))
+                    .transpose()?,
+                queued: usize::try_from(row.try_get::<i64, _>("queued")?).unwrap_or_default(),
                 redriven: row.try_get("redriven")?,
                 failed: row.try_get("failed")?,
                 jobs: row.try_get("jobs")?,
@@ -123,6 +137,7 @@ fn redrive(row: &PgRow) -> Result<RedriveRow, sqlx::Error> {
         completed: u64_of(row, "completed")?,
         failed: u64_of(row, "failed")?,
         cancelled: u64_of(row, "cancelled")?,
+        waiting: u64_of(row, "waiting")?,
         missing: u64_of(row, "missing")?,
         state: row.try_get("state")?,
         reason: row.try_get("reason")?,

@@ -214,8 +214,12 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     /// job among 64 that kills its process costs six batches and its own attempts. With
     /// [`OnCrash::DeadLetter`](crate::handlers::OnCrash::DeadLetter) every job of a lost batch becomes a dead letter.
     ///
-    /// The wait for a batch counts towards [`KindOptions::timeout`]. The worker does not report a batch handler that
-    /// blocks its thread.
+    /// A job that suspends itself in a batch (a [sleep](JobContext::sleep), an event) ends by `item.fail(error)` with
+    /// that error. If the handler returns it for the whole, the batch is halved until each such job is alone.
+    ///
+    /// The wait for a batch counts towards [`KindOptions::timeout`]; a job that is out of time before the handler has
+    /// seen it waits again, without a charge. A batch handler that blocks its thread is not reported, and the next
+    /// attempt of its jobs does not wait for it: move such work to a thread of its own.
     pub fn handle_batch<J, F, Fut>(self, batch: Batch, handler: F) -> Self
     where
         J: Job,

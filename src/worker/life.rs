@@ -5,6 +5,7 @@
 use std::{
     future::Future,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use tokio::{sync::Notify, task::JoinSet};
@@ -49,6 +50,9 @@ use crate::{
     run::running::Running,
     store::{Registration, Store},
 };
+
+/// How often the worker goes on with redrives, at least.
+const TENDED_EVERY: Duration = Duration::from_secs(1);
 
 /// A worker that is composed, but not started.
 pub(super) struct Life<S> {
@@ -315,7 +319,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         loops.spawn(TendRedrives {
             store: self.store.clone(),
             turns: common.turns.clone(),
-            every: timing.relay_every * 10,
+            every: (timing.relay_every * 10).min(TENDED_EVERY),
         });
         loops.spawn(Tick { relay: relay() });
         loops.spawn(Tidy {

@@ -2,7 +2,10 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -17,7 +20,7 @@ use tenure::{
 };
 use tokio::sync::Notify;
 
-use crate::harness::{Child, Running, bench};
+use crate::harness::{Child, Running, bench, bench_with, statement};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Shot {
@@ -278,5 +281,152 @@ async fn a_batch_that_is_not_possible_is_refused_with_a_reason() {
     ] {
         let error = Worker::builder(&test).handle_batch(batch, idle).start().unwrap_err();
         assert!(matches!(error, WorkerError::Handler(_)) && error.to_string().contains(part), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn steps_and_checkpoints_of_an_item_outlive_a_call_that_failed() {
+    let bench = bench().await;
+    let done = Arc::new(AtomicU32::new(0));
+    let counted = done.clone();
+    let handler = move |jobs: Vec<Item<Shot>>, _: BatchContext| {
+        let counted = counted.clone();
+        async move {
+            let mut ends = Vec::new();
+            for job in &jobs {
+                let ctx = job.context();
+                ctx.step("once", async || Ok(counted.fetch_add(1, Ordering::SeqCst))).await?;
+                if ctx.attempt() == 1 {
+                    ctx.save_checkpoint(&job.number).await?;
+                }
+            }
+            if jobs.len() > 1 && jobs.iter().any(|job| job.does.is_some()) {
+                return Err(JobError::msg("all of them"));
+            }
+            for job in jobs {
+                let ctx = job.context().clone();
+                ends.push(match ctx.sleep("a while", Duration::from_millis(300)).await {
+                    // It sleeps, and comes back with its step and its checkpoint.
+                    Err(suspended) => job.fail(suspended),
+                    Ok(()) => job.done(ctx.checkpoint::<u32>()),
+                });
+            }
+            Ok(ends)
+        }
+    };
+    let batch = Batch::up_to(4).within(Duration::from_secs(5));
+    let worker = Running::start(Worker::builder(&bench.tenure).handle_batch(batch, handler));
+    let jobs = shots(4, 2, "fails").map(|job| job.max_attempts(1));
+    let jobs = bench.tenure.enqueue_many(jobs).await.unwrap();
+    for (n, job) in jobs.iter().enumerate() {
+        let row = bench.until_finished(job.id).await;
+        assert_eq!((row.status, row.output), (Status::Completed, Some(json!(n))), "{:?}", row.last_error);
+    }
+    assert_eq!(done.load(Ordering::SeqCst), 4, "each step was done once");
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_second_half_is_not_silent_while_the_first_one_runs() {
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(1);
+        config.timing.scan_every = Duration::from_millis(200);
+    })
+    .await;
+    let handler = |jobs: Vec<Item<Shot>>, ctx: BatchContext| async move {
+        if jobs.len() > 1 {
+            return Err(JobError::msg("all of them"));
+        }
+        // Each half reports for its own jobs, for longer than the other may be silent.
+        for _ in 0..25 {
+            ctx.progress("half", 50.0, "").await?;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(jobs.into_iter().map(|job| job.done(())).collect())
+    };
+    let options = KindOptions::new().on_crash(OnCrash::DeadLetter);
+    let batch = Batch::up_to(2).within(Duration::from_secs(5));
+    let worker = Running::start(Worker::builder(&bench.tenure).handle_batch_with(batch, options, handler));
+    for job in bench.tenure.enqueue_many(shots(2, 9, "")).await.unwrap() {
+        let row = bench.until_finished(job.id).await;
+        assert_eq!((row.status, row.attempt), (Status::Completed, 1), "{:?}", row.last_error);
+    }
+    assert_eq!(bench.count("tenure.recovery_events").await, 0);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_time_is_up_while_it_waits_is_not_charged() {
+    let bench = bench().await;
+    let handler = |jobs: Vec<Item<Shot>>, _: BatchContext| async move {
+        jobs.into_iter().map(|job| job.done(())).collect::<Vec<_>>()
+    };
+    let options = KindOptions::new().timeout(Duration::from_millis(300));
+    let batch = Batch::up_to(2).within(Duration::from_secs(30));
+    let worker = Running::start(Worker::builder(&bench.tenure).handle_batch_with(batch, options, handler));
+    let request = || shots(1, 9, "").map(|job| job.max_attempts(1));
+    let first = bench.tenure.enqueue_many(request()).await.unwrap()[0].id;
+    bench.until("EXISTS (SELECT FROM tenure.job_executions WHERE outcome = 'snoozed')").await;
+    // Until another one fills the batch.
+    let row = loop {
+        bench.tenure.enqueue_many(request()).await.unwrap();
+        let row = bench.tenure.job(first).await.unwrap().unwrap();
+        if row.status.is_finished() {
+            break row;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!((row.status, row.attempt), (Status::Completed, 1), "{:?}", row.last_error);
+    worker.abandon().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_that_says_when_to_retry_is_that_of_each_job_at_once() {
+    let bench = bench().await;
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = calls.clone();
+    let handler = move |jobs: Vec<Item<Shot>>, _: BatchContext| {
+        let call = counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            if call == 0 {
+                return Err(JobError::retry_after(Duration::from_millis(100), "the model is busy"));
+            }
+            Ok(jobs.into_iter().map(|job| job.done(())).collect())
+        }
+    };
+    let batch = Batch::up_to(4).within(Duration::from_secs(2));
+    let worker = Running::start(Worker::builder(&bench.tenure).handle_batch(batch, handler));
+    for job in bench.tenure.enqueue_many(shots(4, 9, "")).await.unwrap() {
+        let row = bench.until_finished(job.id).await;
+        assert_eq!((row.status, row.attempt), (Status::Completed, 2));
+    }
+    let errors = "tenure.job_executions WHERE outcome = 'retried' AND error = 'the model is busy'";
+    assert_eq!(bench.count(errors).await, 4);
+    assert!(calls.load(Ordering::SeqCst) < 6, "no halves");
+    worker.stop().await;
+}
+
+/// A kind that must not run twice by now, and did not say so when the job was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lone_suspect_keeps_the_route_to_a_dead_letter() {
+    let bench = bench().await;
+    let sql = |route: &str| {
+        format!(
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, status, max_attempts, attempt, fencing_token, claim_id,
+                    worker_id, worker_host, stale_after, started_at, last_activity_at, scheduled_at, on_crash, published_at)
+             SELECT gen_random_uuid(), 'q', 'k', '1', 'processing', 5, 1, 7, gen_random_uuid(), 'w', 'h', '1 h', now(),
+                    now(), now(), '{route}', now()"
+        )
+    };
+    for (route, then) in [("halve", "retry"), ("dead_letter", "dead_letter"), ("retry", "retry")] {
+        bench.execute("DELETE FROM tenure.jobs").await;
+        bench.execute(&sql(route)).await;
+        let (id, claim): (uuid::Uuid, uuid::Uuid) =
+            sqlx::query_as("SELECT id, claim_id FROM tenure.jobs").fetch_one(&bench.pool).await.unwrap();
+        let marked = sqlx::query(statement("runs_alone")).bind(id).bind(7_i64).bind(claim);
+        assert_eq!(marked.fetch_all(&bench.pool).await.unwrap().len(), 1);
+        assert_eq!(bench.count(&format!("tenure.jobs WHERE on_crash = '{then}'")).await, 1, "{route}");
+        let stale = sqlx::query(statement("runs_alone")).bind(id).bind(6_i64).bind(claim);
+        assert!(stale.fetch_all(&bench.pool).await.unwrap().is_empty());
     }
 }

@@ -207,6 +207,88 @@ async fn a_job_that_is_redriven_or_purged_meanwhile_is_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_or_was_cancelled_holds_up_no_canary_and_counts_neither_way() {
+    let bench = bench().await;
+    dead(&bench, 5).await;
+    begun(&bench, CalmRedrive::new().canary(3)).await;
+    assert_eq!(tend(&bench).await, "3 0 0 canary");
+    let canary = ids(&bench).await;
+    // One sleeps, or waits for others; one is cancelled; one completes with its second attempt before it is looked at.
+    let sleeps = "scheduled_at = now() + interval '1 day', publish_at = now() + interval '1 day'";
+    bench.execute(&format!("UPDATE tenure.jobs SET {sleeps} WHERE id = '{}'", canary[0])).await;
+    bench.tenure.cancel(canary[1]).await.unwrap();
+    assert_eq!(tend(&bench).await, "3 0 0 canary");
+    end(&bench, &canary[2..], "completed").await;
+    assert_eq!(tend(&bench).await, "5 1 0 running");
+    let counted = "tenure.redrives WHERE waiting = 1 AND cancelled = 1 AND completed = 1";
+    assert_eq!(bench.count(counted).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_canary_takes_others_for_missing_jobs_and_may_be_larger_than_the_list() {
+    let bench = bench().await;
+    dead(&bench, 4).await;
+    let first = begun(&bench, CalmRedrive::new().canary(2)).await;
+    bench.execute("DELETE FROM tenure.dead_letter_jobs WHERE payload IN ('4', '3')").await;
+    assert_eq!(tend(&bench).await, "0 0 0 canary");
+    assert_eq!(tend(&bench).await, "2 0 0 canary");
+    bench.tenure.stop_redrive(first.id).await.unwrap();
+    bench.execute("DELETE FROM tenure.redrives").await;
+    bench.execute("DELETE FROM tenure.jobs").await;
+    dead(&bench, 3).await;
+    begun(&bench, CalmRedrive::new().canary(50)).await;
+    assert_eq!(tend(&bench).await, "3 0 0 canary");
+    end(&bench, &ids(&bench).await, "completed").await;
+    assert_eq!(tend(&bench).await, "3 3 0 done");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rate_below_one_a_second_is_kept_and_two_redrives_share_no_job() {
+    let bench = bench().await;
+    dead(&bench, 4).await;
+    begun(&bench, CalmRedrive::new().canary(1).then_rate(1, Duration::from_secs(60))).await;
+    assert_eq!(tend(&bench).await, "1 0 0 canary");
+    end(&bench, &ids(&bench).await, "completed").await;
+    assert_eq!(tend(&bench).await, "1 1 0 running");
+    let paced = "UPDATE tenure.redrives SET paced_from = clock_timestamp() - interval";
+    bench.execute(&format!("{paced} '55 s'")).await;
+    assert_eq!(tend(&bench).await, "1 1 0 running");
+    bench.execute(&format!("{paced} '61 s'")).await;
+    assert_eq!(tend(&bench).await, "2 1 0 running");
+    // Another one lists the two that are left; each is redriven once.
+    begun(&bench, CalmRedrive::new().canary(1)).await;
+    for _ in 0..8 {
+        bench.execute("SELECT FROM tenure.tend_redrives(1000)").await;
+        bench.execute(&format!("{paced} '61 s'")).await;
+        bench.execute("DELETE FROM tenure.jobs").await;
+    }
+    assert_eq!(bench.count("tenure.redrives WHERE state = 'done'").await, 2);
+    assert_eq!(bench.value::<i64>("SELECT sum(redriven)::bigint FROM tenure.redrives").await, 4);
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
+}
+
+/// One transaction that holds a dead letter holds up its redrive, and no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_dead_letter_holds_up_its_redrive_alone() {
+    let bench = bench().await;
+    dead(&bench, 1).await;
+    begun(&bench, CalmRedrive::new().canary(1)).await;
+    bench.execute("UPDATE tenure.dead_letter_jobs SET queue = 'locked'").await;
+    dead(&bench, 1).await;
+    begun(&bench, CalmRedrive::new().canary(1)).await;
+    let mut tx = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.dead_letter_jobs WHERE queue = 'locked' FOR UPDATE")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    bench.execute("SELECT FROM tenure.tend_redrives(1000)").await;
+    assert_eq!(bench.count("tenure.redrives WHERE redriven = 1").await, 1);
+    tx.rollback().await.unwrap();
+    bench.execute("SELECT FROM tenure.tend_redrives(1000)").await;
+    assert_eq!(bench.count("tenure.redrives WHERE redriven = 1").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_command_shows_the_progress_and_says_why_it_stopped() {
     let bench = bench().await;
     dead(&bench, 50).await;

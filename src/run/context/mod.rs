@@ -440,9 +440,12 @@ impl JobError {
         })
     }
 
-    /// An error for another job that says the same: its text, and when to retry.
+    /// An error for another job that says the same: its text, when to retry, and whether Postgres was away.
     pub(crate) fn alike(&self) -> Self {
-        let outage = self.causes().find_map(|cause| cause.downcast_ref::<StoreError>()).cloned();
+        let outage = self.causes().find_map(|cause| {
+            let of_context = cause.downcast_ref::<ContextError>().filter(|error| error.is_outage()).cloned();
+            of_context.or_else(|| cause.downcast_ref::<StoreError>().cloned().map(ContextError::Store))
+        });
         let source = outage.map_or_else(|| self.text().into(), |outage| Box::new(outage) as Box<_>);
         Self { source, permanent: self.permanent, retry_after: self.retry_after, answered: self.answered }
     }

@@ -204,6 +204,10 @@ impl<S> JobContext<S> {
     /// Returns what an earlier attempt has recorded under this name, and when that was read.
     async fn recorded(&self, name: &str) -> Result<Option<(Instant, Recorded)>, JobError> {
         self.job.has_effects.store(true, Ordering::Release);
+        if self.job.steps.is_repeated.load(Ordering::Acquire) {
+            let read_at = Instant::now();
+            return Ok(self.one_recorded(name).await?.map(|recorded| (read_at, recorded)));
+        }
         // Before the first attempt there was nothing to record.
         if self.token().0 == 1 {
             return Ok(None);
@@ -219,6 +223,16 @@ impl<S> JobContext<S> {
         };
         let (read_at, recorded) = self.job.steps.recorded.get_or_try_init(read).await?;
         Ok(recorded.get(name).map(|recorded| (*read_at, recorded.clone())))
+    }
+
+    /// Reads what is recorded under this name.
+    async fn one_recorded(&self, name: &str) -> Result<Option<Recorded>, JobError> {
+        loop {
+            match self.store.steps(self.id(), Some(name)).await {
+                Ok(steps) => return Ok(steps.into_iter().next().map(|(_, recorded)| recorded)),
+                Err(error) => self.wait_for(error).await?,
+            }
+        }
     }
 
     async fn result_of(&self, name: &str) -> Result<String, JobError> {
@@ -330,15 +344,6 @@ impl<S> JobContext<S> {
             Some(Recorded::Step(_) | Recorded::Other) => Err(taken(name)),
             // It was recorded, and the job has been removed since.
             None => Err(self.refused("step").await.into()),
-        }
-    }
-
-    async fn one_recorded(&self, name: &str) -> Result<Option<Recorded>, JobError> {
-        loop {
-            match self.store.steps(self.id(), Some(name)).await {
-                Ok(steps) => return Ok(steps.into_iter().next().map(|(_, recorded)| recorded)),
-                Err(error) => self.wait_for(error).await?,
-            }
         }
     }
 

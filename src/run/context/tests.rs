@@ -269,6 +269,15 @@ fn an_error_finds_its_causes() {
     let io = JobError::from(std::io::Error::other("x"));
     assert!(io.downcast_ref::<std::io::Error>().is_some() && io.downcast_ref::<ContextError>().is_none());
     // The connection's own error becomes the context's.
+    // The error of a whole batch is that of each of its jobs, and an outage charges none of them.
+    let outage = JobError::from(ContextError::Store(StoreError::from(sqlx::Error::WorkerCrashed)));
+    assert!(outage.is_outage() && outage.alike().is_outage() && outage.alike().alike().is_outage());
+    let later = JobError::retry_after(seconds(3), "busy").alike();
+    assert_eq!(
+        (later.text().as_str(), later.retry_after, later.permanent),
+        ("busy", Some(seconds(3)), false)
+    );
+    assert!(JobError::permanent("no").alike().is_permanent());
     assert!(JobError::from(gone()).into_outage().is_outage());
 }
 

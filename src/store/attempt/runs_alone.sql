@@ -5,6 +5,6 @@
 --
 -- No row: the claim is no longer current.
 UPDATE tenure.jobs
-   SET on_crash = 'retry'
+   SET on_crash = CASE on_crash WHEN 'halve' THEN 'retry' ELSE on_crash END
  WHERE id = $1 AND fencing_token = $2 AND claim_id = $3 AND status = 'processing'
 RETURNING id

@@ -22,5 +22,5 @@ WITH picked AS MATERIALIZED (
     SELECT begun.id, picked.place, picked.id FROM begun CROSS JOIN picked
 )
 SELECT id, started_at, selection::text AS selection, canary, rate, stop_at, jobs, redriven, completed, failed, cancelled,
-       missing, state, reason, ended_at
+       waiting, missing, state, reason, ended_at
   FROM begun

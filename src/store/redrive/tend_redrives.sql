@@ -2,5 +2,5 @@
 --
 --   $1 the most jobs of each redrive
 --
--- One row a redrive whose state has changed.
-SELECT redrive_id, now_state, redriven, failed, jobs, why FROM tenure.tend_redrives($1)
+-- One row a redrive that has changed.
+SELECT redrive_id, has_changed, now_state, queued, redriven, failed, jobs, why FROM tenure.tend_redrives($1)

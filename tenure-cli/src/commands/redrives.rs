@@ -18,8 +18,8 @@ use super::{
 
 /// How often to look at a redrive that is followed.
 const LOOKED_EVERY: Duration = Duration::from_millis(500);
-/// A worker goes on with a redrive once a second; without one, nothing happens.
-const TENDED_WITHIN: Duration = Duration::from_secs(15);
+/// A worker goes on with a redrive once a second: without a change for this long, a person may wonder.
+const CHANGES_WITHIN: Duration = Duration::from_secs(30);
 
 /// A redrive that stops by itself.
 #[derive(Debug, Args)]
@@ -89,8 +89,8 @@ pub(super) async fn begin(
 /// Shows the progress of a redrive until it ends: a line for each change.
 pub(super) async fn follow(cli: &Cli, tenure: &Tenure, id: Uuid) -> anyhow::Result<ExitCode> {
     let mut said = None;
-    let mut is_quiet = false;
-    let began_at = tokio::time::Instant::now();
+    let mut changed_at = tokio::time::Instant::now();
+    let mut has_hinted = false;
     loop {
         let Some(redrive) = tenure.redrive_row(id).await? else {
             bail!("redrive {id} does not exist; `tenure dead redrives` lists the latest");
@@ -102,14 +102,17 @@ pub(super) async fn follow(cli: &Cli, tenure: &Tenure, id: Uuid) -> anyhow::Resu
         if said.as_ref() != Some(&line) {
             print::line(&line);
             said = Some(line);
+            (changed_at, has_hinted) = (tokio::time::Instant::now(), false);
         }
         if redrive.ended_at.is_some() {
             return Ok(if redrive.state == "done" { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        if redrive.redriven + redrive.missing == 0 && began_at.elapsed() > TENDED_WITHIN && !is_quiet {
-            is_quiet = true;
+        if changed_at.elapsed() > CHANGES_WITHIN && !has_hinted {
+            has_hinted = true;
             eprintln!(
-                "no worker goes on with it: does one run, of this version? `tenure doctor` says what is wrong"
+                "nothing has changed for {} s: the jobs that are under way run long or wait, or no worker of this \
+                 version runs. `tenure doctor` says what is wrong, `tenure jobs list` what they do",
+                CHANGES_WITHIN.as_secs()
             );
         }
         tokio::time::sleep(LOOKED_EVERY).await;
@@ -117,9 +120,14 @@ pub(super) async fn follow(cli: &Cli, tenure: &Tenure, id: Uuid) -> anyhow::Resu
 }
 
 fn told(of: &RedriveRow) -> String {
-    let out = of.redriven - of.completed - of.failed - of.cancelled;
+    let out = of.redriven - of.completed - of.failed - of.cancelled - of.waiting;
     let mut parts = vec![format!("{} completed", of.completed), format!("{} failed an attempt", of.failed)];
-    let others = [(of.cancelled, "cancelled"), (out, "under way"), (of.missing, "no dead letters any more")];
+    let others = [
+        (of.cancelled, "cancelled"),
+        (of.waiting, "waiting for a time or for others"),
+        (out, "under way"),
+        (of.missing, "no dead letters any more"),
+    ];
     parts.extend(others.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")));
     let queued = format!("{} of {} queued again: {}", of.redriven, of.jobs, parts.join(", "));
     match (of.state.as_str(), &of.reason) {

@@ -133,7 +133,9 @@ MOST = min(16, int(sys.argv[2]))
 def verdict(job: Any) -> Any:
     if job["does"] == "wait":
         return "saw the cancellation"
-    return Permanent("too long") if job["does"] == "fail" else {"n": job["n"], "calls": len(BATCHES)}
+    # Each call gets the payload as it was.
+    n = job.pop("n")
+    return Permanent("too long") if job["does"] == "fail" else {"n": n, "calls": len(BATCHES), "first": job["first"]}
 
 
 @w.handle_batch("batch", up_to=MOST, within=1.0)
@@ -141,11 +143,13 @@ async def batch(items: list[Item]) -> list[Any]:
     BATCHES.append(len(items))
     for item in items:
         await item.context.progress("together", 50)
-        if item.payload["does"] == "abort":
-            os.abort()
-        if item.payload["does"] == "raise":
-            raise ValueError("all of them")
-    if any(item.payload["does"] == "wait" for item in items):
+        item.payload["first"] = await item.context.step("first", lambda: len(BATCHES))
+    does = {item.payload["does"] for item in items}
+    if "abort" in does:
+        os.abort()
+    if "raise" in does:
+        raise ValueError("all of them")
+    if "wait" in does:
         while not items[0].context.cancelled:
             await asyncio.sleep(0.01)
     return [verdict(item.payload) for item in items]
@@ -156,6 +160,15 @@ def batch_sync(items: list[Item]) -> list[Any]:
     BATCHES.append(len(items))
     if items[0].payload["does"] == "short":
         return []
+    for item in items:
+        item.payload["first"] = item.context.step("first", lambda: len(BATCHES))
+    does = {item.payload["does"] for item in items}
+    if "wait" in does and any(item.payload["n"] == 0 for item in items):
+        # Until the first is cancelled, which its own context tells the handler.
+        while True:
+            time.sleep(0.01)
+            for item in items:
+                item.context.progress("together", 50)
     if any(item.payload["does"] == "raise" for item in items):
         raise ValueError("all of them")
     return [verdict(item.payload) for item in items]

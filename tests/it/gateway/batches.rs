@@ -65,6 +65,13 @@ async fn a_call_that_raises_comes_back_in_halves_and_every_item_ends_by_its_own_
         assert_eq!(rows.iter().filter(|row| row.status == Status::Completed).count(), 7, "{}", worker.log());
         let said = rows[4].last_error.as_deref().unwrap();
         assert!(said.contains("ValueError: all of them"), "{kind}: {said}");
+        // No step was done again in the halves.
+        let first: std::collections::HashSet<_> = rows
+            .iter()
+            .filter_map(|row| row.output.as_ref())
+            .map(|output| output["first"].to_string())
+            .collect();
+        assert_eq!(first.len(), 1, "{kind}: {first:?}");
         // The jobs of one half have ended by one call.
         assert_eq!(calls(&rows[0]), calls(&rows[1]), "{kind}");
 
@@ -88,12 +95,14 @@ async fn one_job_of_a_batch_is_cancelled_and_the_others_complete() {
     let world = world().await;
     let _gateway = world.gateway();
     let worker = world.ready(8).await;
-    let jobs = enqueue(&world, "batch", "wait").await;
-    world.bench.until("(SELECT count(*) = 8 FROM tenure.jobs WHERE stage = 'together')").await;
-    world.bench.tenure.cancel(jobs[0]).await.unwrap();
-    let rows = ended(&world, &jobs).await;
-    let statuses: Vec<_> = rows.iter().map(|row| row.status).collect();
-    assert_eq!(statuses[0], Status::Cancelled, "{}", worker.log());
-    assert!(statuses[1..].iter().all(|status| *status == Status::Completed), "{statuses:?}");
-    assert_eq!(rows[4].output, Some(json!("saw the cancellation")));
+    for kind in ["batch", "batch_sync"] {
+        let jobs = enqueue(&world, kind, "wait").await;
+        world.bench.until("(SELECT count(*) = 8 FROM tenure.jobs WHERE stage = 'together')").await;
+        world.bench.tenure.cancel(jobs[0]).await.unwrap();
+        let rows = ended(&world, &jobs).await;
+        let statuses: Vec<_> = rows.iter().map(|row| row.status).collect();
+        assert_eq!(statuses[0], Status::Cancelled, "{kind}: {}", worker.log());
+        assert!(statuses[1..].iter().all(|status| *status == Status::Completed), "{kind}: {statuses:?}");
+        assert_eq!(rows[4].output, Some(json!("saw the cancellation")), "{kind}");
+    }
 }

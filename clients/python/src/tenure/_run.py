@@ -96,12 +96,20 @@ class Run:
     refused: str | None = None
     # The names of the steps that it has called.
     steps: set[str] = field(default_factory=set)
+    # The handler is called once more in this attempt, which may have recorded steps.
+    is_repeated: bool = False
     task: asyncio.Task[None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.names = {name: to_json(self.job[name]) for name in ("job", "token", "receipt")}
+
+    def repeat(self) -> None:
+        """Lets the handler call its steps once more in this attempt, as a batch does that is called again in halves."""
+        self.is_repeated = True
+        with self.lock:
+            self.steps.clear()
 
     def about(self, fields: Fields) -> str:
         """An entry of a request about this attempt."""
@@ -355,7 +363,7 @@ class Context(Attempt):
 
     async def _recorded(self, name: str) -> tuple[bool, Any]:
         # Nothing is recorded of a job that has not run before.
-        if self.token == 1:
+        if self.token == 1 and not self._run.is_repeated:
             return False, None
         answer = await self._run.ask("recorded", fields_of({"name": name}))
         return answer["recorded"], answer.get("result")

@@ -130,11 +130,13 @@ class Worker:
             raise ValueError(
                 f"a batch takes a slot for each of its jobs: up_to is {up_to}, but the worker has {self.slots} slots"
             )
+        if not 0 <= within <= 60:
+            raise ValueError(f"the first job of a batch waits 0 to 60 seconds for others, not {within}")
         if on_crash == "retry":
             raise ValueError('on_crash must be "halve" or "dead_letter" for a batch')
 
         def add(handler: Handler) -> Handler:
-            batches = Batches(self, handler, up_to, within)
+            batches = Batches(self, handler, up_to, within, halves=on_crash == "halve")
             self.handle(
                 kind,
                 stale_after=stale_after,
@@ -390,6 +392,9 @@ class Worker:
             return {"outcome": "suspend", "awaits": suspended.awaits, "left_ms": suspended.left_ms}
         if run.why in ("shutdown", "cut off"):
             return {"outcome": "release", "began": run.began}
+        if run.why == "timeout" and not run.began:
+            # It waited for its batch, and waits again.
+            return {"outcome": "release", "began": False}
         if run.why == "timeout":
             limit = run.kind.timeout
             return {"outcome": "retry", "error": f"it ran longer than the {limit} s that its kind allows"}

@@ -12,22 +12,23 @@
 -- miss a row nor share one. A snooze and a release do not charge the attempt; the token is never reset.
 -- The first loss is retried at once; repeated ones back off, 5 s doubling to 300 s, ±25 %.
 -- A job that was lost in a batch with others (on_crash 'halve') is perhaps not the cause: its attempt is not charged,
--- and it is retried at once. It is alone after a few losses (runs_alone.sql), and then charged as any other.
+-- and it is retried at once. It is alone after a few losses (runs_alone.sql), and then charged as any other; so is one that
+-- never comes to its batch, after sixteen.
 -- A job that snoozes for ever keeps its last hundred attempts: every fiftieth end deletes the older ones.
 , routed AS MATERIALIZED (
     SELECT locked.*,
            CASE WHEN cancel_requested_at IS NOT NULL OR verdict = 'cancelled' THEN 'cancelled'
                 WHEN verdict = 'failed' THEN 'failed'
                 WHEN verdict IN ('retried', 'lost') AND attempt >= max_attempts
-                     AND NOT (verdict = 'lost' AND on_crash = 'halve') THEN 'failed'
+                     AND NOT (verdict = 'lost' AND on_crash = 'halve' AND losses < 16) THEN 'failed'
                 WHEN verdict = 'lost' AND on_crash = 'dead_letter' THEN 'failed'
                 ELSE 'queued'
            END AS route,
            least('9999-01-01 00:00:00+00', clock_timestamp() + interval '1 second' * coalesce(delay_s,
-                CASE WHEN losses = 0 OR on_crash = 'halve' THEN 0
+                CASE WHEN losses = 0 OR on_crash = 'halve' AND losses < 16 THEN 0
                      ELSE least(300, 5 * power(2, least(losses, 16) - 1)) * (0.75 + 0.5 * random())
                 END)) AS due_at,
-           verdict = 'lost' AND on_crash = 'halve' AS spared,
+           verdict = 'lost' AND on_crash = 'halve' AND losses < 16 AS spared,
            CASE WHEN lane IS NULL THEN false
                 ELSE coalesce((SELECT NOT s.ordered AND s.removed_at IS NULL FROM tenure.lane_settings s
                                 WHERE s.queue = locked.queue), false) END AS to_lane
