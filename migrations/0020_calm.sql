@@ -1,6 +1,5 @@
--- What a tick does while the job of the last one has not ended.
-ALTER TABLE tenure.schedules ADD COLUMN overlap text NOT NULL DEFAULT 'allow'
-    CONSTRAINT overlap_is_known CHECK (overlap IN ('allow', 'skip', 'queue', 'cancel'));
+-- What a tick does while the job of the last one has not ended: allow, skip, queue or cancel.
+ALTER TABLE tenure.schedules ADD COLUMN overlap text NOT NULL DEFAULT 'allow';
 
 -- A redrive that stops by itself: a few jobs first, then the others at a rate, for as long as few of them fail.
 --

@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        job::{MissedTicks, Overlap, Status},
+        job::{MissedTicks, Status},
         run::running::OnCrash,
         store::STATEMENTS,
     };
@@ -244,7 +244,6 @@ mod tests {
         assert_eq!(allowed("on_crash"), [words(&[OnCrash::Retry, OnCrash::DeadLetter], OnCrash::as_str)]);
         let missed = [MissedTicks::Skip, MissedTicks::Once, MissedTicks::All];
         assert_eq!(allowed("missed"), [words(&missed, MissedTicks::as_str)]);
-        assert_eq!(allowed("overlap"), [words(&Overlap::ALL, Overlap::as_str)]);
     }
 
     /// Returns the words that statements write into a column.

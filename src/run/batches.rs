@@ -612,8 +612,8 @@ async fn settled<S>(context: &JobContext<S>) {
     }
 }
 
-/// The end of a job that is to stop before the handler has seen it. One that is out of time waits again, uncharged: it has
-/// not run.
+/// The end of a job that is to stop before the handler has seen it. One that is out of time waits again, uncharged: it
+/// has not run.
 fn stopped_before(reason: CancelReason) -> Result<Outcome, JobError> {
     if reason == CancelReason::Timeout {
         return Ok(Outcome::Snooze(Duration::ZERO));
