@@ -271,12 +271,11 @@ struct Entry<J, S> {
 
 impl<J: Job, S> Entry<J, S> {
     fn take(&mut self) -> Result<Item<J, S>, JobError> {
-        let job = match self.job.take() {
-            Some(job) => job,
-            None => {
-                self.context.job.steps.repeat();
-                serde_json::from_str(&self.payload).map_err(PayloadError)?
-            }
+        let job = if let Some(job) = self.job.take() {
+            job
+        } else {
+            self.context.job.steps.repeat();
+            serde_json::from_str(&self.payload).map_err(PayloadError)?
         };
         Ok(Item { job, context: self.context.clone() })
     }
@@ -575,15 +574,10 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
             }
             failed => {
                 let jobs = batch.len();
-                match failed {
-                    Ok(Err(error)) => {
-                        tracing::warn!(
-                            jobs,
-                            error = error.text(),
-                            "the batch failed; it runs again in halves"
-                        );
-                    }
-                    _ => tracing::warn!(jobs, "the handler of the batch panicked; it runs again in halves"),
+                if let Ok(Err(error)) = failed {
+                    tracing::warn!(jobs, error = error.text(), "the batch failed; it runs again in halves");
+                } else {
+                    tracing::warn!(jobs, "the handler of the batch panicked; it runs again in halves");
                 }
                 for entry in &batch {
                     entry.is_called.store(false, Ordering::Release);

@@ -110,7 +110,7 @@ impl DeadFilter {
 
     /// The fields that are set, as JSON text: what a person asked for.
     pub(super) fn named(&self) -> String {
-        let older_than = (!self.older_than.is_zero()).then(|| self.older_than.as_secs_f64());
+        let older_than = (!self.older_than.is_zero()).then_some(self.older_than.as_secs_f64());
         let all = serde_json::json!({
             "queue": self.queue, "kind": self.kind, "category": self.category, "group": self.group,
             "error": self.error, "older_than_s": older_than, "until": self.until,

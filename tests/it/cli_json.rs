@@ -77,6 +77,19 @@ impl Compared {
     }
 
     /// The shapes of groups. The member is due later, and the queue has no worker.
+    async fn redrives(&mut self, bench: &Bench) {
+        let calm = ["dead", "redrive", "--all", "--canary", "1", "--stop-at", "100%", "--detach"];
+        let calm = run(bench, &calm, 0).await;
+        self.one("redrive", &calm);
+        let id = calm["id"].as_str().unwrap();
+        let ended =
+            format!("EXISTS (SELECT FROM tenure.redrives WHERE id = '{id}' AND ended_at IS NOT NULL)");
+        bench.until(&ended).await;
+        self.one("redrive", &run(bench, &["dead", "follow", id], 1).await);
+        self.many("redrive", &run(bench, &["dead", "redrives"], 0).await);
+        self.one("stopped redrive", &run(bench, &["dead", "stop", id], 1).await);
+    }
+
     async fn groups(&mut self, bench: &Bench) {
         let job = || JobRequest::new("grouped", "k", json!(1));
         let member = job().delay(std::time::Duration::from_secs(3_600));
@@ -161,15 +174,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
         "{again}"
     );
     compared.one("redriven", &run(&bench, &["dead", "redrive", "--kind", "other"], 0).await);
-    let calm = ["dead", "redrive", "--all", "--canary", "1", "--stop-at", "100%", "--detach"];
-    let calm = run(&bench, &calm, 0).await;
-    compared.one("redrive", &calm);
-    let id = calm["id"].as_str().unwrap();
-    let ended = format!("EXISTS (SELECT FROM tenure.redrives WHERE id = '{id}' AND ended_at IS NOT NULL)");
-    bench.until(&ended).await;
-    compared.one("redrive", &run(&bench, &["dead", "follow", id], 1).await);
-    compared.many("redrive", &run(&bench, &["dead", "redrives"], 0).await);
-    compared.one("stopped redrive", &run(&bench, &["dead", "stop", id], 1).await);
+    compared.redrives(&bench).await;
     bench.until_count("tenure.dead_letter_jobs", 1).await;
     compared.one("dry run", &run(&bench, &["dead", "purge", "--older-than", "0s", "--dry-run"], 0).await);
     compared.one("purged", &run(&bench, &["dead", "purge", "--older-than", "0s"], 0).await);

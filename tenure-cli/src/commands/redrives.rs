@@ -168,7 +168,7 @@ pub(super) async fn stop(cli: &Cli, tenure: &Tenure, id: Uuid) -> anyhow::Result
     match cli.output {
         Output::Json => print::line(json!({ "id": id, "stopped": stopped })),
         Output::Table if stopped => {
-            print::line(format!("redrive {id} is stopped; what it has queued runs on"))
+            print::line(format!("redrive {id} is stopped; what it has queued runs on"));
         }
         Output::Table => {
             print::line(format!("no redrive {id} is under way; `tenure dead redrives` lists the latest"));
