@@ -14,8 +14,8 @@ use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD,
     COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP, ENQUEUE, ENQUEUE_GROUPED, ENQUEUE_ONE,
     ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE,
-    RUN_NOW, RUNS_ALONE, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED,
-    VISIBLE, WAS_RESET,
+    RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE,
+    WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
@@ -327,7 +327,7 @@ impl Store {
     /// longer current.
     #[cfg(feature = "worker")]
     pub(crate) async fn runs_alone(&self, of: ClaimKey) -> Result<bool, StoreError> {
-        let query = query(RUNS_ALONE).bind(of.job).bind(of.token).bind(of.claim);
+        let query = query(super::RUNS_ALONE).bind(of.job).bind(of.token).bind(of.claim);
         Ok(!self.rows(query).await?.is_empty())
     }
 
