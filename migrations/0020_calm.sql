@@ -17,7 +17,7 @@ CREATE TABLE tenure.redrives (
     jobs        bigint           NOT NULL,
     redriven    bigint           NOT NULL DEFAULT 0,
     completed   bigint           NOT NULL DEFAULT 0,
-    -- Jobs of which an attempt has failed since, whatever becomes of them.
+    -- Jobs that have failed an attempt since. One that completes with a later attempt counts, too.
     failed      bigint           NOT NULL DEFAULT 0,
     cancelled   bigint           NOT NULL DEFAULT 0,
     -- Jobs that wait for a time, an event or other jobs, without a failure so far.

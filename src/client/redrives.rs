@@ -138,7 +138,7 @@ impl Tenure {
     }
 
     /// Stops a calm redrive. The jobs that it has redriven run on; the others stay dead. `false`: it had ended, or
-    /// there is none with this id. Cancel safe.
+    /// no redrive has this id. Cancel safe.
     ///
     /// # Errors
     ///

@@ -113,7 +113,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The most jobs of a batch with a job that was lost so many times.
+    /// The most jobs of a batch that holds a job with this number of losses.
     fn after(&self, losses: u32) -> usize {
         self.up_to.checked_shr(losses).unwrap_or(0).max(1)
     }

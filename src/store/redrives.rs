@@ -40,7 +40,7 @@ pub struct RedriveRow {
     pub redriven: u64,
     /// How many of these have completed.
     pub completed: u64,
-    /// How many have failed an attempt since, whatever becomes of them.
+    /// How many have failed an attempt since. A job that completes with a later attempt counts, too.
     pub failed: u64,
     /// How many were cancelled.
     pub cancelled: u64,

@@ -50,7 +50,7 @@ impl Wanted {
         self.queues.entry(queue.into()).or_default();
     }
 
-    /// Notes that a handler takes so many jobs of this queue at once.
+    /// Notes that a handler takes up to `jobs` jobs of this queue in one call.
     pub(super) fn batches(&mut self, queue: &'static str, jobs: usize) {
         let of = self.batches.entry(queue).or_default();
         *of = (*of).max(u32::try_from(jobs).unwrap_or(u32::MAX));
