@@ -469,16 +469,9 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
             // In a task of its own: a panic in it must not end this one.
             let batches = self.clone();
             let running = tokio::spawn(async move {
-                if batch.len() > 1 {
-                    return batches.run_fresh(batch).await;
-                }
-                let _alone = batches.others.write().await;
-                if let Some(alone) = batches.mark_alone(batch).await {
-                    let context = alone.first().map(|entry| entry.context.clone());
-                    batches.run(alone).await;
-                    if let Some(context) = context {
-                        settled(&context).await;
-                    }
+                match <[_; 1]>::try_from(batch) {
+                    Ok([alone]) => batches.run_alone(alone).await,
+                    Err(batch) => batches.run_fresh(batch).await,
                 }
             });
             let _ = running.await;
@@ -491,17 +484,20 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
         self.run(batch).await;
     }
 
-    /// Has recovery charge the attempt of a suspect that runs alone. `None`: it must not run.
-    async fn mark_alone(&self, mut batch: Vec<Entry<J, S>>) -> Option<Vec<Entry<J, S>>> {
-        let [alone] = batch.as_slice() else { return Some(batch) };
-        let key = alone.context.job.key;
-        let why = match alone.context.store.runs_alone(key).await {
-            Ok(true) => return Some(batch),
+    /// Runs a suspect. No other batch of the kind runs meanwhile, and recovery charges its attempt.
+    async fn run_alone(&self, alone: Entry<J, S>) {
+        let _alone = self.others.write().await;
+        let context = alone.context.clone();
+        let key = context.job.key;
+        let why = match context.store.runs_alone(key).await {
+            Ok(true) => {
+                self.run(vec![alone]).await;
+                return settled(&context).await;
+            }
             Ok(false) => ContextError::Lost { job: key.job, token: key.token },
             Err(error) => ContextError::Store(error),
         };
-        batch.remove(0).end(Err(why.into()));
-        None
+        alone.end(Err(why.into()));
     }
 
     /// Runs a batch; one that fails as a whole, in halves.

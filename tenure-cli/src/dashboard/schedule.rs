@@ -1,5 +1,7 @@
 //! Schedule: one schedule, and the form that adds or changes one.
 
+use std::fmt::Display;
+
 use chrono::Utc;
 use maud::{Markup, html};
 
@@ -385,26 +387,10 @@ pub(super) async fn form(view: &View, ask: &Ask) -> Result<Page, Failure> {
                 "empty, or the name of a field that gets the time of the tick"))
             (line("max_attempts", "Attempts", &fields.max_attempts, &MAX_ATTEMPTS_DEFAULT.to_string(),
                 "at most, the first one included"))
-            label for="missed" { "Missed ticks" }
-            div {
-                select id="missed" name="missed" {
-                    @for (policy, about) in POLICIES {
-                        @let word = policy.to_string();
-                        option value=(word) selected[fields.missed == word] { (about) }
-                    }
-                }
-                p.soft { "ticks while no worker ran for more than a minute" }
-            }
-            label for="overlap" { "Overlap" }
-            div {
-                select id="overlap" name="overlap" {
-                    @for (policy, about) in OVERLAPS {
-                        @let word = policy.to_string();
-                        option value=(word) selected[fields.overlap == word] { (about) }
-                    }
-                }
-                p.soft { "ticks while the job of the last one is queued or runs" }
-            }
+            (choice("missed", "Missed ticks", &fields.missed, &POLICIES,
+                "ticks while no worker ran for more than a minute"))
+            (choice("overlap", "Overlap", &fields.overlap, &OVERLAPS,
+                "ticks while the job of the last one is queued or runs"))
             div.actions {
                 button name="preview" value="1" { "Preview the ticks" }
                 button.primary { @if fields.is_new { "Add" } @else { "Save" } }
@@ -412,6 +398,22 @@ pub(super) async fn form(view: &View, ask: &Ask) -> Result<Page, Failure> {
         }
     };
     Ok(Regions::default().page(title, "schedules", body))
+}
+
+/// A field with the words of a policy to choose from, each with what it does.
+fn choice<P: Display>(name: &str, label: &str, chosen: &str, policies: &[(P, &str)], about: &str) -> Markup {
+    html! {
+        label for=(name) { (label) }
+        div {
+            select id=(name) name=(name) {
+                @for (policy, does) in policies {
+                    @let word = policy.to_string();
+                    option value=(word) selected[chosen == word] { (does) }
+                }
+            }
+            p.soft { (about) }
+        }
+    }
 }
 
 fn preview(fields: &Fields) -> Markup {
