@@ -36,7 +36,7 @@ use std::{
 
 use futures::{
     FutureExt,
-    future::{BoxFuture, join_all},
+    future::{BoxFuture, join_all, select_all},
 };
 use tokio::sync::{RwLock, oneshot};
 use tracing::Instrument;
@@ -479,15 +479,26 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
     }
 
     /// Runs a batch beside others.
-    async fn run_fresh(self: Arc<Self>, batch: Vec<Entry<J, S>>) {
-        let _beside = self.others.read().await;
+    async fn run_fresh(self: Arc<Self>, mut batch: Vec<Entry<J, S>>) {
+        let mut beside = self.others.try_read().ok();
+        // A suspect runs alone, perhaps for long: meanwhile each of these jobs may have to stop.
+        while beside.is_none() && !batch.is_empty() {
+            let one_stops = select_all(batch.iter().map(|entry| entry.context.cancelled().boxed()));
+            tokio::select! {
+                free = self.others.read() => beside = Some(free),
+                _ = one_stops => end_stopped(&mut batch),
+            }
+        }
         self.run(batch).await;
     }
 
     /// Runs a suspect. No other batch of the kind runs meanwhile, and recovery charges its attempt.
     async fn run_alone(&self, alone: Entry<J, S>) {
-        let _alone = self.others.write().await;
         let context = alone.context.clone();
+        let _alone = tokio::select! {
+            alone = self.others.write() => alone,
+            reason = context.cancelled() => return alone.end(stopped_before(reason)),
+        };
         let key = context.job.key;
         let why = match context.store.runs_alone(key).await {
             Ok(true) => {
@@ -504,16 +515,7 @@ impl<J: Job, S: Send + Sync + 'static> Batches<J, S> {
     async fn run(&self, batch: Vec<Entry<J, S>>) {
         let mut left = vec![batch];
         while let Some(mut batch) = left.pop() {
-            for stopped in batch.extract_if(.., |entry| entry.is_stopped()) {
-                let reason = stopped.context.cancel_reason().unwrap_or(CancelReason::Lost);
-                // After a call it has run, as any attempt that is out of time.
-                let was_called = stopped.job.is_none();
-                stopped.end(if was_called {
-                    Err(JobError::msg(reason.to_string()))
-                } else {
-                    stopped_before(reason)
-                });
-            }
+            end_stopped(&mut batch);
             if batch.is_empty() {
                 continue;
             }
@@ -589,6 +591,16 @@ impl<J, S> Waiting<J, S> {
     fn begin(&mut self) -> Vec<Entry<J, S>> {
         self.begun += 1;
         std::mem::take(&mut self.fresh)
+    }
+}
+
+/// Ends the jobs that are to stop, or have stopped, and takes them out of the batch.
+fn end_stopped<J: Job, S>(batch: &mut Vec<Entry<J, S>>) {
+    for stopped in batch.extract_if(.., |entry| entry.is_stopped()) {
+        let reason = stopped.context.cancel_reason().unwrap_or(CancelReason::Lost);
+        // After a call it has run, as any attempt that is out of time.
+        let was_called = stopped.job.is_none();
+        stopped.end(if was_called { Err(JobError::msg(reason.to_string())) } else { stopped_before(reason) });
     }
 }
 

@@ -430,3 +430,42 @@ async fn a_lone_suspect_keeps_the_route_to_a_dead_letter() {
         assert!(stale.fetch_all(&bench.pool).await.unwrap().is_empty());
     }
 }
+
+/// The longest that a handler may go on: a job that has to wait for it would be dropped then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_a_lone_suspect_is_cancelled_and_released_at_once() {
+    let bench = bench().await;
+    let (began, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (tell, permission) = (began.clone(), go.clone());
+    let handler = move |jobs: Vec<Item<Shot>>, _: BatchContext| {
+        let (tell, permission) = (tell.clone(), permission.clone());
+        async move {
+            if jobs[0].does.is_some() {
+                tell.notify_one();
+                permission.notified().await;
+            }
+            jobs.into_iter().map(|job| job.done(())).collect::<Vec<_>>()
+        }
+    };
+    let options = KindOptions::new().keepalive().cancel_grace(Duration::from_secs(600));
+    let batch = Batch::up_to(4).within(Duration::from_millis(20));
+    let suspect = shots(1, 0, "hangs").next().unwrap().delay(Duration::from_millis(500));
+    let suspect = bench.tenure.enqueue(suspect).await.unwrap().id;
+    bench.execute("UPDATE tenure.jobs SET losses = 5").await;
+    let worker = Worker::builder(&bench.tenure).handle_batch_with(batch, options, handler);
+    let worker = Running::start(worker);
+    began.notified().await;
+    let unwanted = bench.tenure.enqueue_many(shots(1, 9, "")).await.unwrap()[0].id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 2).await;
+    bench.tenure.cancel(unwanted).await.unwrap();
+    assert_eq!(bench.until_finished(unwanted).await.status, Status::Cancelled);
+    let waits = bench.tenure.enqueue_many(shots(1, 9, "")).await.unwrap()[0].id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 2).await;
+    let stopping = tokio::spawn(worker.stop());
+    bench
+        .until(&format!("(SELECT status = 'queued' AND attempt = 0 FROM tenure.jobs WHERE id = '{waits}')"))
+        .await;
+    go.notify_one();
+    stopping.await.unwrap();
+    assert_eq!(bench.until_finished(suspect).await.status, Status::Completed);
+}
