@@ -100,18 +100,21 @@ fn which(of: &RedriveRow) -> String {
 /// The form that begins one, on the page of a group. It repeats the filters of the page.
 pub(super) fn form(view: &View, ask: &Ask, fields: &[&str], shown_at: i64) -> Markup {
     html! {
-        form.panel.form #calm method="post" action={ (view.base) "/dead/calm" }
-            data-confirm="Redrive this group, a canary first?" {
-            (page::own(ask))
-            input type="hidden" name="shown" value=(shown_at);
-            @for field in fields {
-                @if let Some(value) = ask.query.get(field) { input type="hidden" name=(field) value=(value); }
+        details.panel #calm {
+            summary { "Redrive with a canary" }
+            form.form method="post" action={ (view.base) "/dead/calm" }
+                data-confirm="Redrive this group, a canary first?" {
+                (page::own(ask))
+                input type="hidden" name="shown" value=(shown_at);
+                @for field in fields {
+                    @if let Some(value) = ask.query.get(field) { input type="hidden" name=(field) value=(value); }
+                }
+                (super::enqueue::line("canary", "Canary", "20", "20", "how many jobs of this group go first"))
+                (super::enqueue::line("rate", "Then at most", "", "5/s", "a rate; empty: as fast as they complete"))
+                (super::enqueue::line("stop_at", "Stop at", "10%", "10%",
+                    "of the canary, or then of the latest hundred, that failed an attempt"))
+                div.actions { button.primary { "Begin" } }
             }
-            (super::enqueue::line("canary", "Canary", "20", "20", "how many jobs of this group go first"))
-            (super::enqueue::line("rate", "Then", "", "5/s", "at most this many; empty: as fast as they complete"))
-            (super::enqueue::line("stop_at", "Stop at", "10%", "10%",
-                "of the canary, or then of the latest hundred, that failed an attempt"))
-            div.actions { button.primary { "Redrive with a canary" } }
         }
     }
 }
@@ -124,7 +127,7 @@ pub(super) async fn begin(view: &View, ask: &Ask) -> Said {
     let jobs = canary.parse().map_err(|_| bad("Canary", "it must be a number of jobs such as 20"))?;
     let mut calm = CalmRedrive::new().canary(jobs);
     if !rate.is_empty() {
-        let Rate(jobs, per) = rate_of(&rate).map_err(|why| bad("Then", &why))?;
+        let Rate(jobs, per) = rate_of(&rate).map_err(|why| bad("Then at most", &why))?;
         calm = calm.then_rate(jobs, per);
     }
     if !stop_at.is_empty() {

@@ -29,6 +29,7 @@ async fn a_group_is_redriven_with_a_canary_and_the_page_shows_why_it_stopped() {
     let wide =
         browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth").await;
     assert_eq!(wide, json!(0), "the page is too wide");
+    browser.click("#calm summary").await;
     browser.value("document.querySelector('#calm [name=canary]').value = '3'").await;
     browser.confirm("#calm button", "A redrive of 12 jobs has begun with a canary of 3").await;
     browser.until_text("#redrives", "0 of 12").await;
@@ -44,7 +45,7 @@ async fn a_group_is_redriven_with_a_canary_and_the_page_shows_why_it_stopped() {
     for (fields, wrong) in [
         ("canary=few&stop_at=10%25", "Canary: it must be a number of jobs"),
         ("canary=0", "1 to 100000 jobs, not 0"),
-        ("canary=3&rate=fast", "Then: it must be a rate such as 10/s"),
+        ("canary=3&rate=fast", "Then at most: it must be a rate such as 10/s"),
         ("canary=3&stop_at=10", "Stop at: it must be a percentage such as 10%"),
         ("canary=3&stop_at=0%25", "above 0 %"),
     ] {
