@@ -267,6 +267,22 @@ async fn a_rate_below_one_a_second_is_kept_and_two_redrives_share_no_job() {
     assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
 }
 
+/// Two workers may think that it is their turn, and one may die before it commits.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_workers_at_once_and_one_that_dies_redrive_each_job_once() {
+    let bench = bench().await;
+    dead(&bench, 3).await;
+    begun(&bench, CalmRedrive::new().canary(2)).await;
+    let mut dies = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT FROM tenure.tend_redrives(1000)").execute(&mut *dies).await.unwrap();
+    // The other one does not wait, and sees nothing to do.
+    assert_eq!(tend(&bench).await, "0 0 0 canary");
+    dies.rollback().await.unwrap();
+    assert_eq!(tend(&bench).await, "2 0 0 canary");
+    assert_eq!(tend(&bench).await, "2 0 0 canary");
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 1);
+}
+
 /// One transaction that holds a dead letter holds up its redrive, and no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_dead_letter_holds_up_its_redrive_alone() {

@@ -110,7 +110,7 @@ pub(super) async fn follow(cli: &Cli, tenure: &Tenure, id: Uuid) -> anyhow::Resu
         if changed_at.elapsed() > CHANGES_WITHIN && !has_hinted {
             has_hinted = true;
             eprintln!(
-                "nothing has changed for {} s: the jobs that are under way run long or wait, or no worker of this \
+                "nothing has changed for {} s: either its jobs still run or wait, or no worker of this \
                  version runs. `tenure doctor` says what is wrong, `tenure jobs list` what they do",
                 CHANGES_WITHIN.as_secs()
             );
