@@ -30,7 +30,7 @@ use crate::{
     job::{
         JobError, JobId,
         attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
-        claim::{Ack, Claim, ClaimKey, ENDING, Missed, ack_for},
+        claim::{Ack, Claim, ClaimKey, ENDING, LATER_MAX, Missed, ack_for},
     },
     nats::{Delivery, slots::Slots},
     observe::{
@@ -251,7 +251,8 @@ impl Deliver {
                     self.release_orphan(ClaimKey { job, token, claim }).await?;
                 }
                 // The job was lost before, so it waits. Its message stays the backstop: the relay may be gone, too.
-                Missed::NotDue { due_in, .. } if taken_over => {
+                // Not for a job that its lane holds: no delivery can start that.
+                Missed::NotDue { due_in, .. } if taken_over && due_in <= LATER_MAX => {
                     let missed = Missed::NotDue { due_in, relayed: false };
                     return Ok(self.answer(named, missed, deliveries));
                 }

@@ -7,6 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use super::*;
 use crate::{
     config::Timing,
+    lanes::Lanes,
     proof::{Counts, Place, RULES, ago, place},
     queues::QueueLimits,
 };
@@ -148,6 +149,19 @@ async fn the_message_of_a_job_that_waits_after_a_takeover_stays_as_the_backstop(
     let Ack::Later(wait) = ack else { panic!("{ack:?}") };
     assert!((10..60).contains(&wait.as_secs()), "{wait:?}");
     assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
+}
+
+/// No delivery can start a job that its lane holds: its message would only stay in the stream.
+#[tokio::test]
+async fn the_message_of_a_job_that_goes_back_to_its_lane_after_a_takeover_is_acknowledged() {
+    let place = place().await;
+    let job = place.claimed_by("other").await.key.job;
+    place.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
+    place.execute("UPDATE tenure.jobs SET lane = 'a'").await;
+    place.make_stale(job).await;
+    let ack = ack_of(&decide(&deliver_at_once(&place), &place.ticket(job, 1)).await);
+    assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
+    assert_eq!(ack, Ack::Done);
 }
 
 #[tokio::test]

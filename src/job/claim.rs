@@ -191,7 +191,7 @@ const NO_SUCH_ROW_DELIVERIES_MAX: i64 = 10;
 pub(crate) const ENDING: Duration = Duration::from_secs(1);
 
 /// The longest a message is put off. Longer waits belong to the database.
-const LATER_MAX: Duration = Duration::from_secs(15 * 60);
+pub(crate) const LATER_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// Turns the reason for a missed claim into an ack. Only messages for which no slot was free, or that a stopping worker
 /// still got, are answered elsewhere (`worker/pull.rs`): no claim of their jobs was tried.
