@@ -470,7 +470,7 @@ impl<'a> Scene<'a> {
     /// Waits until each place shows the incident.
     async fn shows(&self, name: &str) {
         let Incident { doctor, overview, command, log, metric, ready, .. } = incident(name);
-        let deadline = Instant::now() + Duration::from_secs(40);
+        let deadline = Instant::now() + Duration::from_secs(90);
         let mut missing = vec!["log", "metric", "ready", "overview", "command", "doctor"];
         loop {
             let mut seen = Vec::new();

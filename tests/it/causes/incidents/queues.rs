@@ -1,14 +1,26 @@
 //! Incidents of queues that are set to hold jobs back.
 
+use std::time::Duration;
+
 use futures::future::join_all;
 use serde_json::json;
 use tenure::{JobRequest, queues::QueueLimits};
 
-use super::{Scene, job, stage};
+use super::{Scene, job};
+use crate::harness::{Bench, bench_with};
+
+/// A job keeps its slot while a busy machine lets its worker stand for seconds.
+async fn held() -> Bench {
+    bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(60);
+        config.timing.ack_wait = Duration::from_secs(90);
+    })
+    .await
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_a_limited_and_a_laned_queue_are_named_at_each_place() {
-    let [paused, limited, laned, plain] = [stage().await, stage().await, stage().await, stage().await];
+    let [paused, limited, laned, plain] = [held().await, held().await, held().await, held().await];
     paused.tenure.pause_queue("q").await.unwrap();
     limited.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
     for bench in [&paused, &limited] {
