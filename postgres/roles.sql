@@ -6,7 +6,7 @@
 --   tenure_producer  enqueues; reads no payload and no job, changes and deletes none
 --   tenure_worker    runs and recovers jobs; changes no payload, deletes no history and no dead letter
 --   tenure_operator  a worker that also cancels, redrives, purges, pauses, limits and schedules: the command line of
---                    the person on call
+--                    the person on call; changes and deletes nothing in the audit
 --   tenure_viewer    reads everything, writes nothing: dashboards
 --
 -- `tenure migrate` itself runs as the owner of the schema.
@@ -32,7 +32,7 @@ REVOKE ALL ON FUNCTION tenure.create_history_partitions(int), tenure.purge_day(i
        tenure.purge_rows(interval, interval, uuid, int), tenure.purge_cancelled(interval, int),
        tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
        tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int),
-       tenure.keep_last_executions(uuid), tenure.forget_traces(uuid) FROM PUBLIC;
+       tenure.keep_last_executions(uuid), tenure.forget_traces(uuid), tenure.purge_audit(interval, int) FROM PUBLIC;
 
 -- Producers. A job that they insert is queued and has no owner. An INSERT reads the row that it made, and a duplicate
 -- reads the holder of its key.
@@ -92,6 +92,8 @@ GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid
       tenure.suspended_for(uuid, text, float8, timestamptz) TO tenure_worker;
 -- A worker goes on with the redrive that an operator has begun.
 GRANT EXECUTE ON FUNCTION tenure.tend_redrives(int) TO tenure_worker;
+-- An act is noted by the statement that acts. The role and the address of the connection are not the program's to choose.
+GRANT INSERT (via, actor, act, queue, subject, jobs, details) ON tenure.audit TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
 GRANT SELECT, UPDATE ON tenure.scanner_state, tenure.turns TO tenure_worker;
 GRANT SELECT ON tenure.gateway_keys TO tenure_worker;
@@ -116,6 +118,8 @@ GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker
 GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),
       tenure.purge_cancelled(interval, int), tenure.purge_dead(interval, int), tenure.purge_traces(uuid, int),
       tenure.purge_keys(interval, bigint, uuid, int), tenure.purge_events(interval, int) TO tenure_worker;
+-- This one deletes no act that is younger than 30 days.
+GRANT EXECUTE ON FUNCTION tenure.purge_audit(interval, int) TO tenure_worker;
 -- These delete all attempts of a job but its last hundred, and the attempts and effects of a job that is gone.
 GRANT EXECUTE ON FUNCTION tenure.keep_last_executions(uuid), tenure.forget_traces(uuid) TO tenure_worker;
 -- For programs that run jobs: docs/sql.md. The last one says why an attempt was refused.
@@ -127,6 +131,7 @@ GRANT EXECUTE ON FUNCTION tenure.fence(uuid, bigint, uuid), tenure.hold(uuid, bi
 
 -- Operators. They redrive dead letters, or purge them with all their traces.
 GRANT tenure_worker TO tenure_operator;
+GRANT SELECT ON tenure.audit TO tenure_operator;
 GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedules TO tenure_operator;
 -- Moving a queue to another cell: these functions change one trigger of tenure.jobs, and the queue's mark.
 GRANT EXECUTE ON FUNCTION tenure.begin_move(text), tenure.mark_queue(text, bigint, text, text, timestamptz, text),

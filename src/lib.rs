@@ -189,6 +189,12 @@ pub mod lanes {
     pub use crate::client::lanes::{LaneOptions, Lanes, LanesError};
 }
 
+/// Who has done what: see [`Tenure::audit`] and [`Tenure::acting_as`].
+pub mod audit {
+    pub use crate::job::actor::Actor;
+    pub use crate::store::{AuditFilter, AuditRow};
+}
+
 /// Redrives that stop by themselves: see [`Tenure::redrive_calmly`].
 pub mod redrives {
     pub use crate::client::redrives::{CalmRedrive, RedriveError};

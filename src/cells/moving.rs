@@ -23,6 +23,7 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::json;
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -232,6 +233,12 @@ impl Cells {
         }
         // A mistaken move ends no other.
         self.check(&Move::look(queue, from, to).await?, &marks)?;
+        let cells = json!({ "from": from.name, "to": to.name });
+        let store = from.tenure.store();
+        store
+            .note_act(from.tenure.actor(), "move_queue", Some(queue), None, Some(&cells))
+            .await
+            .map_err(of(from))?;
         let it = Move::begin(queue, from, to).await?;
         let marks = self.marks().await;
         self.check(&it, &marks)?;

@@ -134,6 +134,7 @@ impl TenureBuilder {
         let (enqueues, keyed) = (lane(), lane());
         let limits = Limits::new(store.clone(), nats.clone());
         let watches = Watches::new(store.clone(), nats.clone());
+        let actor = Arc::new(config.actor.clone());
         let inner = Inner {
             config,
             store,
@@ -146,6 +147,6 @@ impl TenureBuilder {
             watches,
             enqueue_hooks,
         };
-        Ok(Tenure { inner: Arc::new(inner) })
+        Ok(Tenure { inner: Arc::new(inner), actor })
     }
 }

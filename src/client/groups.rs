@@ -492,7 +492,7 @@ impl Tenure {
         name: &str,
         payload: &(impl Serialize + ?Sized),
     ) -> Result<Signalled, SignalError> {
-        Ok(self.store().signal(job, name, &signal_text(name, payload)?).await?)
+        Ok(self.store().signal(job, name, &signal_text(name, payload)?, self.actor()).await?)
     }
 
     /// [`Tenure::signal`] inside the user's transaction: the job is told when that commits.

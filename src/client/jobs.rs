@@ -276,7 +276,7 @@ impl Tenure {
     pub async fn cancel_many(&self, jobs: &[JobId]) -> Result<Vec<CancelOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
-            let mut answers = self.store().cancel(some).await?;
+            let mut answers = self.store().cancel(some, Some(self.actor())).await?;
             self.announce(&answers);
             let mut statuses = vec![];
             for _ in 0..REDRIVEN_MEANWHILE_MAX {
@@ -296,7 +296,7 @@ impl Tenure {
                 if again.is_empty() {
                     break;
                 }
-                let more = self.store().cancel(&again).await?;
+                let more = self.store().cancel(&again, Some(self.actor())).await?;
                 self.announce(&more);
                 answers.extend(more);
             }
@@ -355,7 +355,7 @@ impl Tenure {
             let jobs = self.store().live_jobs(queue, kind, after, page, now).await?;
             let Some(last) = jobs.last() else { return Ok(done) };
             after = *last;
-            let answers = self.store().cancel(&jobs).await?;
+            let answers = self.store().cancel(&jobs, Some(self.actor())).await?;
             self.announce(&answers);
             let asked = answers.values().filter(|answer| matches!(answer, CancelAnswer::Asked(_))).count();
             done.asked += asked as u64;
@@ -400,7 +400,7 @@ impl Tenure {
     pub async fn retry_many(&self, jobs: &[JobId]) -> Result<Vec<RetryOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
-            let due = self.store().run_now(some).await?;
+            let due = self.store().run_now(some, self.actor()).await?;
             let others: Vec<_> = some.iter().copied().filter(|job| !due.contains(job)).collect();
             let mut redriven = self.redrive(&others).await?.into_iter();
             all.extend(some.iter().map(|job| {
@@ -483,7 +483,7 @@ impl Tenure {
     pub async fn redrive(&self, jobs: &[JobId]) -> Result<Vec<RetryOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
-            let redriven = self.store().redrive(some).await?;
+            let redriven = self.store().redrive(some, self.actor()).await?;
             metrics::redriven(redriven.len());
             let statuses =
                 if redriven.len() < some.len() { self.store().statuses(some).await? } else { vec![] };
@@ -518,7 +518,7 @@ impl Tenure {
             if jobs.is_empty() {
                 return Ok(total);
             }
-            let redriven = self.store().redrive(&jobs).await?.len();
+            let redriven = self.store().redrive(&jobs, self.actor()).await?.len();
             metrics::redriven(redriven);
             total += redriven as u64;
         }
@@ -535,7 +535,7 @@ impl Tenure {
         let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         let mut total = 0;
         loop {
-            let gone = self.store().purge_dead(filter, page, None).await?;
+            let gone = self.store().purge_dead(filter, page, None, self.actor()).await?;
             total += gone;
             if gone < JOBS_MAX as u64 {
                 return Ok(total);
@@ -553,7 +553,7 @@ impl Tenure {
         let mut total = 0;
         for some in jobs.chunks(JOBS_MAX) {
             let most = i64::try_from(some.len()).unwrap_or(i64::MAX);
-            total += self.store().purge_dead(&DeadFilter::new(), most, Some(some)).await?;
+            total += self.store().purge_dead(&DeadFilter::new(), most, Some(some), self.actor()).await?;
         }
         Ok(total)
     }

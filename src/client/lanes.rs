@@ -251,7 +251,7 @@ impl Tenure {
         let lanes = lanes.checked()?;
         let began = Instant::now();
         loop {
-            match self.store().put_lanes(queue, &lanes).await {
+            match self.store().put_lanes(queue, &lanes, self.actor()).await {
                 Err(error) if error.is_locked() || error.is_deadlock() => {
                     if began.elapsed() > PUT_WITHIN {
                         return Err(LanesError::Busy { waited: began.elapsed() });
@@ -293,7 +293,7 @@ impl Tenure {
     /// Those of [`Tenure::put_lanes`].
     pub async fn remove_lanes(&self, queue: &str) -> Result<bool, LanesError> {
         check_queue(queue)?;
-        let had = self.store().remove_lanes(queue).await?;
+        let had = self.store().remove_lanes(queue, self.actor()).await?;
         match self.store().forget_lanes(queue).await {
             // The trigger stays: new jobs are held for a moment, and released as the others are.
             Err(error) if error.is_locked() || error.is_deadlock() => {
@@ -319,7 +319,7 @@ impl Tenure {
         if let Some(running) = options.running.value().filter(|n| !(1..=RUNNING_MAX).contains(n)) {
             return wrong("running", running.to_string(), "1 to 10000; to start no jobs, pause the queue");
         }
-        let set = self.store().set_lane(queue, lane, options.weight, options.running).await?;
+        let set = self.store().set_lane(queue, lane, options.weight, options.running, self.actor()).await?;
         set.map(|_| ()).ok_or_else(|| LanesError::NoLanes { queue: queue.to_owned() })
     }
 

@@ -1,5 +1,6 @@
 //! Tenure: the handle that producers and workers share.
 
+pub(crate) mod audit;
 pub(crate) mod call;
 pub(crate) mod connect;
 pub(crate) mod doctor;
@@ -31,7 +32,7 @@ use crate::{
         publish::Publications,
         uncommitted::Uncommitted,
     },
-    job::JobId,
+    job::{JobId, actor::Actor},
     nats::{Nats, NatsError},
     observe::hooks::EnqueueHooks,
     store::{
@@ -55,6 +56,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Tenure {
     inner: Arc<Inner>,
+    /// Who acts by this handle.
+    actor: Arc<Actor>,
 }
 
 struct Inner {
@@ -105,6 +108,22 @@ impl Tenure {
     /// A setting cannot be used: the timers contradict each other, or a URL is invalid.
     pub async fn connect(config: &Config) -> Result<Self, ConnectError> {
         Self::builder(config).connect().await
+    }
+
+    /// Returns a handle for what this user does: [`Tenure::audit`] names them with each act by it. The connections are
+    /// the same.
+    ///
+    /// ```no_run
+    /// use tenure::{Tenure, audit::Actor, errors::StoreError};
+    ///
+    /// # async fn f(tenure: Tenure, job: tenure::JobId) -> Result<(), StoreError> {
+    /// let as_alice = tenure.acting_as(Actor::new("alice").via("back office"));
+    /// as_alice.cancel(job).await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn acting_as(&self, actor: Actor) -> Self {
+        Self { inner: self.inner.clone(), actor: Arc::new(actor) }
     }
 
     /// Creates or updates the schema. Returns the versions that it applied; none if the schema was current.
@@ -228,6 +247,10 @@ impl Tenure {
         self.inner.nats.flush().await;
         self.inner.store.close().await;
         self.inner.enqueue_hooks.finish().await;
+    }
+
+    pub(crate) fn actor(&self) -> &Actor {
+        &self.actor
     }
 
     pub(crate) fn config(&self) -> &Config {

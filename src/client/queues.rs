@@ -135,7 +135,7 @@ impl Tenure {
     /// refused.
     pub async fn pause_queue(&self, queue: &str) -> Result<PauseOutcome, QueueSettingsError> {
         check_queue(queue)?;
-        let (paused_at, was_paused) = self.store().pause_queue(queue).await?;
+        let (paused_at, was_paused) = self.store().pause_queue(queue, self.actor()).await?;
         self.nats().announce_settings().await;
         Ok(PauseOutcome { paused_at: Some(paused_at), was_paused })
     }
@@ -149,7 +149,7 @@ impl Tenure {
     /// Those of [`Tenure::pause_queue`].
     pub async fn resume_queue(&self, queue: &str) -> Result<PauseOutcome, QueueSettingsError> {
         check_queue(queue)?;
-        let was_paused = self.store().resume_queue(queue).await?;
+        let was_paused = self.store().resume_queue(queue, self.actor()).await?;
         self.nats().announce_settings().await;
         Ok(PauseOutcome { paused_at: None, was_paused })
     }
@@ -168,7 +168,7 @@ impl Tenure {
     /// Those of [`Tenure::pause_queue`].
     pub async fn set_events(&self, queue: &str, events: QueueEvents) -> Result<(), QueueSettingsError> {
         check_queue(queue)?;
-        self.store().set_events(queue, events).await?;
+        self.store().set_events(queue, events, self.actor()).await?;
         self.nats().announce_settings().await;
         Ok(())
     }
@@ -209,7 +209,8 @@ impl Tenure {
         check("max_running", limits.max_running.value().map(u64::from), RUNNING_MAX.into())?;
         check("max_queued", limits.max_queued.value(), QUEUED_MAX)?;
         let QueueLimits { max_running, max_queued } = limits;
-        let (max_running, max_queued) = self.store().limit_queue(queue, max_running, max_queued).await?;
+        let (max_running, max_queued) =
+            self.store().limit_queue(queue, max_running, max_queued, self.actor()).await?;
         self.nats().announce_settings().await;
         Ok(CurrentLimits { max_running, max_queued })
     }

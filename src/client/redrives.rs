@@ -116,7 +116,7 @@ impl Tenure {
         calm: CalmRedrive,
     ) -> Result<Option<RedriveRow>, RedriveError> {
         let new = calm.checked()?;
-        Ok(self.store().start_redrive(filter, &new).await?)
+        Ok(self.store().start_redrive(filter, &new, self.actor()).await?)
     }
 
     /// Returns at most `limit` calm redrives, the latest first. Those that ended 30 days ago may be forgotten.
@@ -144,7 +144,7 @@ impl Tenure {
     ///
     /// [`StoreError`]: Postgres did not answer, or refused. The call is safe to repeat.
     pub async fn stop_redrive(&self, id: Uuid) -> Result<bool, StoreError> {
-        self.store().stop_redrive(id).await
+        self.store().stop_redrive(id, self.actor()).await
     }
 }
 

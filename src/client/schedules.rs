@@ -212,7 +212,8 @@ impl Tenure {
             overlap,
             first,
         };
-        let Some(Put { next_at, paused_at, is_new }) = self.store().put_schedule(&new, replaces).await?
+        let Some(Put { next_at, paused_at, is_new }) =
+            self.store().put_schedule(&new, replaces, self.actor()).await?
         else {
             return Ok(None);
         };
@@ -242,7 +243,7 @@ impl Tenure {
     /// did not answer, or refused.
     pub async fn pause_schedule(&self, name: &str) -> Result<PauseOutcome, ScheduleError> {
         check_name(name)?;
-        let paused = self.store().pause_schedule(name).await?;
+        let paused = self.store().pause_schedule(name, self.actor()).await?;
         let was_paused = paused.ok_or_else(|| ScheduleError::NotFound { name: name.to_owned() })?;
         Ok(PauseOutcome { was_paused, next_at: None })
     }
@@ -270,7 +271,7 @@ impl Tenure {
             let now = self.store().database_time().await?;
             let next =
                 ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: schedule.cron.clone() })?;
-            let next_at = self.store().resume_schedule(&schedule, next).await?;
+            let next_at = self.store().resume_schedule(&schedule, next, self.actor()).await?;
             if next_at.is_some() {
                 self.nats().announce_schedules().await;
                 return Ok(PauseOutcome { was_paused: true, next_at });
@@ -328,7 +329,7 @@ impl Tenure {
     /// [`ScheduleError::Name`] for an invalid name; [`ScheduleError::Store`] if Postgres did not answer, or refused.
     pub async fn remove_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
         check_name(name)?;
-        Ok(self.store().remove_schedule(name).await?)
+        Ok(self.store().remove_schedule(name, self.actor()).await?)
     }
 }
 

@@ -143,6 +143,7 @@ impl Tenure {
         let WorkerRow { hostname, pid, version, probe_subject, .. } = row.clone();
         let (worker, at) = (worker.to_owned(), Process { hostname, pid });
         let Some(subject) = probe_subject else { return Err(DrainError::NotListening { worker, at }) };
+        self.store().note_act(self.actor(), "drain_worker", None, Some(&worker), None).await?;
         match self.nats().ask_to_drain(&subject).await {
             AskedToDrain::Drains(Drains { was_draining, running }) => {
                 Ok(DrainOutcome { was_draining, running })

@@ -7,6 +7,7 @@ pub(crate) mod layout;
 mod settings;
 mod sources;
 mod timing;
+mod values;
 
 use std::{
     collections::BTreeMap,
@@ -16,11 +17,13 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use settings::{DATABASE_SCHEMES, has_scheme};
+use crate::job::actor::Actor;
+
 #[cfg(any(feature = "internals", test))]
 pub use sources::InForce;
 pub use sources::Settings;
 pub use timing::{Timing, TimingError};
+pub(crate) use values::{DATABASE_SCHEMES, has_scheme};
 
 /// Everything tenure needs to know. Only the two URLs have no default.
 #[derive(Clone, PartialEq)]
@@ -47,6 +50,8 @@ pub struct Config {
     /// The folder of the workers' lock files, which prove a death to the next process on the same host.
     /// `TENURE_RUNTIME_DIR`, default `tenure-<user>` in the system's temporary folder.
     pub runtime_dir: PathBuf,
+    /// Who acts by this process, unless [`Tenure::acting_as`](crate::Tenure::acting_as) says another. `TENURE_ACTOR`.
+    pub actor: Actor,
     /// The largest payload. `TENURE_PAYLOAD_BYTES_MAX`, default 256 KiB.
     pub payload_bytes_max: usize,
     /// The most jobs that one message names, if they were enqueued together. `TENURE_JOBS_PER_MESSAGE`, 1 to 64,
@@ -71,7 +76,7 @@ pub struct Config {
     /// How the span of a job's first attempt relates to the span that enqueued it; needs the feature `otel`.
     /// `TENURE_TRACE_PARENT`, default `link`.
     pub trace_parent: TraceParent,
-    /// How long finished jobs, keys and events are kept.
+    /// How long finished jobs, keys, events and acts are kept.
     pub retention: Retention,
     /// The timers.
     pub timing: Timing,
@@ -121,7 +126,7 @@ impl Default for Serve {
     }
 }
 
-/// How long finished jobs, keys and events are kept: at least an hour; `None` is for ever.
+/// How long finished jobs, keys, events and acts are kept: at least an hour; `None` is for ever.
 ///
 /// Retention removes completed jobs by days, counted in UTC: up to a day later, and together with the cancelled ones
 /// of their day.
@@ -139,6 +144,8 @@ pub struct Retention {
     pub keys: Option<Duration>,
     /// Recovery events, refusals included. Default 30 days.
     pub events: Option<Duration>,
+    /// Acts of persons and programs: [`Tenure::audit`](crate::Tenure::audit). At least 30 days. Default a year.
+    pub audit: Option<Duration>,
 }
 
 impl Retention {
@@ -149,6 +156,7 @@ impl Retention {
         dead: None,
         keys: Some(Duration::from_hours(24 * 30)),
         events: Some(Duration::from_hours(24 * 30)),
+        audit: Some(Duration::from_hours(24 * 365)),
     };
 }
 
@@ -273,6 +281,7 @@ impl Config {
             inbox_prefix: None,
             hostname: None,
             runtime_dir: std::env::temp_dir().join(format!("tenure-{}", user.replace('/', "_"))),
+            actor: Actor::default(),
             payload_bytes_max: 256 * 1024,
             jobs_per_message: 1,
             checkpoint_bytes_max: 1024 * 1024,

@@ -1,14 +1,18 @@
 //! Settings: the only list of them. Reading, the check for unknown names, `tenure config` and the docs follow it.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 #[cfg(test)]
 use super::Serve;
-use super::{Config, JOBS_PER_MESSAGE_MAX, OWN_SUBJECTS, Timing, TraceParent, timing::LONGEST};
-use crate::job::check_queue;
+use super::{
+    Config, JOBS_PER_MESSAGE_MAX, OWN_SUBJECTS, Timing, TraceParent,
+    values::{
+        DATABASE_SCHEMES, NATS_SCHEMES, bytes, duration, has_scheme, kept, kept_as_evidence, long_enough,
+        names, not_empty, path, shown, word, yes_or_no,
+    },
+};
+
+use crate::job::{actor::Actor, check_queue};
 
 /// The prefix of every variable but the two URLs.
 pub(super) const PREFIX: &str = "TENURE_";
@@ -18,6 +22,9 @@ type Put = fn(&mut Config, &str) -> Result<(), &'static str>;
 
 /// Returns the field as [`Put`] takes it; `None` if it is not set.
 type Get = fn(&Config) -> Option<String>;
+
+/// Parses an age, or says what it must be.
+type Parse = fn(&str) -> Result<Duration, &'static str>;
 
 /// One setting.
 #[allow(dead_code, reason = "the program and the docs also show what the library only reads")]
@@ -39,7 +46,7 @@ pub(super) enum Takes {
     Text(Put, Get),
     Number(Put, Get),
     Duration(fn(&mut Timing) -> &mut Duration),
-    Age(fn(&mut Config) -> &mut Option<Duration>),
+    Age(fn(&mut Config) -> &mut Option<Duration>, Parse),
 }
 
 impl Setting {
@@ -60,10 +67,10 @@ impl Setting {
                 *timer(&mut config.timing) = duration(text)?;
                 Ok(())
             }
-            Takes::Age(age) => {
+            Takes::Age(age, parse) => {
                 *age(config) = match text {
                     "forever" => None,
-                    text => Some(kept(text)?),
+                    text => Some(parse(text)?),
                 };
                 Ok(())
             }
@@ -81,7 +88,7 @@ impl Setting {
                 let duration = *timer(&mut config.timing.clone());
                 Some(written(duration))
             }
-            Takes::Age(age) => Some(match age(&mut config.clone()) {
+            Takes::Age(age, _) => Some(match age(&mut config.clone()) {
                 Some(age) => written(*age),
                 None => "forever".to_owned(),
             }),
@@ -126,7 +133,7 @@ const fn age(
     about: &'static str,
     field: fn(&mut Config) -> &mut Option<Duration>,
 ) -> Setting {
-    Setting { name, about, unset: None, is_secret: false, takes: Takes::Age(field) }
+    Setting { name, about, unset: None, is_secret: false, takes: Takes::Age(field, kept) }
 }
 
 /// All settings, in the order in which they are shown.
@@ -156,6 +163,16 @@ pub(super) static SETTINGS: &[Setting] = &[
             Ok(())
         },
         |config| not_empty(&config.nats_url),
+    ),
+    optional(
+        "TENURE_ACTOR",
+        "Who acts by this process, for `tenure audit`: a user, or a program.",
+        "of a command, the system's user",
+        |config, text| {
+            config.actor = Actor::new(text);
+            Ok(())
+        },
+        |config| config.actor.name().map(str::to_owned),
     ),
     optional(
         "TENURE_NATS_CREDENTIALS",
@@ -480,6 +497,14 @@ pub(super) static SETTINGS: &[Setting] = &[
     age("TENURE_KEEP_EVENTS", "How long recovery events are kept; at least 1h, or forever.", |config| {
         &mut config.retention.events
     }),
+    Setting {
+        takes: Takes::Age(|config| &mut config.retention.audit, kept_as_evidence),
+        ..age(
+            "TENURE_KEEP_AUDIT",
+            "How long acts of persons and programs are kept: `tenure audit`; at least 30d, or forever.",
+            |config| &mut config.retention.audit,
+        )
+    },
     timer("TENURE_STALE_AFTER", "The silence after which a running job is stale, and is reset.", |timing| {
         &mut timing.stale_after
     }),
@@ -542,82 +567,10 @@ pub(super) static SETTINGS: &[Setting] = &[
     }),
 ];
 
-/// The schemes of URLs of Postgres.
-pub(crate) const DATABASE_SCHEMES: &[&str] = &["postgres", "postgresql"];
-/// The schemes of URLs of NATS. Without one, it is `nats`.
-const NATS_SCHEMES: &[&str] = &["nats", "tls", "ws", "wss"];
-
-/// Whether a URL has one of these schemes.
-pub(crate) fn has_scheme(url: &str, schemes: &[&str]) -> bool {
-    url.split_once("://")
-        .is_some_and(|(scheme, _)| schemes.iter().any(|known| scheme.eq_ignore_ascii_case(known)))
-}
-
-fn not_empty(text: &str) -> Option<String> {
-    (!text.is_empty()).then(|| text.to_owned())
-}
-
-fn shown(path: Option<&Path>) -> Option<String> {
-    path.map(|path| path.display().to_string())
-}
-
-fn word(text: &str) -> Result<String, &'static str> {
-    check_queue(text).map_err(|_| "1 to 64 of A-Z a-z 0-9 _ -")?;
-    Ok(text.to_owned())
-}
-
-fn long_enough(text: &str) -> Result<String, &'static str> {
-    if text.chars().count() < 8 { Err("at least 8 characters") } else { Ok(text.to_owned()) }
-}
-
-/// Parses names separated by commas, at least one.
-fn names(text: &str) -> Result<Vec<String>, &'static str> {
-    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let names: Vec<_> = names.map(str::to_owned).collect();
-    if names.is_empty() { Err("one or more names, separated by commas") } else { Ok(names) }
-}
-
-fn yes_or_no(text: &str) -> Result<bool, &'static str> {
-    text.parse().map_err(|_| "true or false")
-}
-
-/// Returns the path without a slash at its end: empty at the top.
-fn path(text: &str) -> Result<String, &'static str> {
-    let inside = text.trim_matches('/');
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '~');
-    let is_name = |part: &str| !part.is_empty() && part != ".." && part != "." && part.chars().all(is_plain);
-    if inside.is_empty() {
-        return Ok(String::new());
-    }
-    if !inside.split('/').all(is_name) {
-        return Err("a path such as /tenure, of A-Z a-z 0-9 - _ . ~");
-    }
-    Ok(format!("/{inside}"))
-}
-
-fn bytes(text: &str) -> Result<usize, &'static str> {
-    text.parse().ok().filter(|bytes| *bytes > 0).ok_or("a number of bytes above 0")
-}
-
-fn duration(text: &str) -> Result<Duration, &'static str> {
-    humantime::parse_duration(text)
-        .ok()
-        .filter(|duration| *duration <= LONGEST)
-        .ok_or("a duration such as 500ms, 30s or 5min, at most a year")
-}
-
-/// Parses a retention. The database removes nothing that is younger than an hour.
-fn kept(text: &str) -> Result<Duration, &'static str> {
-    let age = humantime::parse_duration(text).ok();
-    let ages = Duration::from_hours(1)..=Duration::from_hours(24 * 366 * 100);
-    age.filter(|age| ages.contains(age))
-        .ok_or("a duration from 1h to a hundred years, such as 7d, or forever")
-}
-
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
-    use std::{collections::BTreeSet, fmt::Write};
+    use std::{collections::BTreeSet, fmt::Write, path::Path};
 
     use super::*;
 

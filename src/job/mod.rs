@@ -2,6 +2,7 @@
 //!
 //! Not here: who may run a job (`claim`), how an attempt ends (`attempt`), when it is tried again (`backoff`), any I/O.
 
+pub(crate) mod actor;
 pub(crate) mod attempt;
 pub(crate) mod backoff;
 pub(crate) mod claim;

@@ -174,7 +174,7 @@ async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreE
     let Plan { ticks, next } = ticks.without_overlap(plan, schedule);
     if let (Overlap::Cancel, Some(last)) = (schedule.overlap, schedule.live) {
         // Before the tick, which another look repeats if this worker dies in between.
-        store.cancel(&[last]).await?;
+        store.cancel(&[last], None).await?;
         tracing::info!(schedule = name, job = %last, "cancelled the job of a schedule's last tick");
     }
     if next.is_none() {

@@ -85,6 +85,9 @@ async fn sweep_all(
     if let Some(age) = keep.events {
         all(store, Oldest::Events, age).await?;
     }
+    if let Some(age) = keep.audit {
+        all(store, Oldest::Acts, age).await?;
+    }
     store.purge_done().await?;
     if left > 0 {
         tracing::info!(jobs = left, "the sweep removed finished jobs");
@@ -98,6 +101,7 @@ enum Oldest {
     Cancelled,
     Dead,
     Events,
+    Acts,
 }
 
 /// Rows that the sweep looks through in the order of ids.
@@ -124,6 +128,7 @@ async fn all(store: &Store, what: Oldest, age: Duration) -> Result<u64, StoreErr
             Oldest::Cancelled => ("cancelled", paced(store.purge_cancelled(age, STEP)).await?),
             Oldest::Dead => ("dead", paced(store.purge_old_dead(age, STEP)).await?),
             Oldest::Events => ("events", paced(store.purge_events(age, STEP)).await?),
+            Oldest::Acts => ("acts", paced(store.purge_audit(age, STEP)).await?),
         };
         metrics::purged(of, gone);
         total += gone;

@@ -12,7 +12,7 @@ use super::{
     call::{Store, StoreError},
     rows::{AGE_MAX, bytes_of, json, raw, u32_of, u64_of},
 };
-use crate::job::{JobId, claim::FencingToken};
+use crate::job::{JobId, actor::Actor, claim::FencingToken};
 
 /// Selects dead letters. The default selects all.
 ///
@@ -246,8 +246,8 @@ impl Store {
     }
 
     /// Redrives dead letters; returns those that went back to the queue.
-    pub(crate) async fn redrive(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
-        let rows = self.rows(query(REDRIVE).bind(jobs)).await?;
+    pub(crate) async fn redrive(&self, jobs: &[JobId], by: &Actor) -> Result<Vec<JobId>, StoreError> {
+        let rows = self.rows(query(REDRIVE).bind(jobs).bind(by.bound())).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
@@ -257,8 +257,10 @@ impl Store {
         filter: &DeadFilter,
         limit: i64,
         of: Option<&[JobId]>,
+        by: &Actor,
     ) -> Result<u64, StoreError> {
-        Ok(self.rows(filter.bind(query(PURGE_DEAD)).bind(limit).bind(of)).await?.len() as u64)
+        let purge = filter.bind(query(PURGE_DEAD)).bind(limit).bind(of).bind(by.bound());
+        Ok(self.rows(purge).await?.len() as u64)
     }
 }
 

@@ -9,11 +9,11 @@ use uuid::Uuid;
 
 use super::{
     ADD_EDGES, ADD_FOLLOWERS, AWAIT_EVENT, GRAPH, JOIN_EDGES, LINK_JOBS, MEND_GROUPS, NODES, OUTPUTS,
-    RELEASE_FOLLOWERS, SIGNAL, STEP_STATES, SWEEP_GROUPS, WAITS_FOR,
+    RELEASE_FOLLOWERS, SIGNAL, SIGNAL_BY, STEP_STATES, SWEEP_GROUPS, WAITS_FOR,
     call::{Store, StoreError},
     rows::{DueJob, due_jobs, status},
 };
-use crate::job::{JobId, Status, claim::ClaimKey};
+use crate::job::{JobId, Status, actor::Actor, claim::ClaimKey};
 
 /// The end of a job before a follower.
 #[derive(Debug, Clone, PartialEq)]
@@ -309,8 +309,14 @@ impl Store {
         job: JobId,
         name: &str,
         payload: &str,
+        by: &Actor,
     ) -> Result<Signalled, StoreError> {
-        let rows = self.rows(query(SIGNAL).bind(job).bind(name).bind(payload)).await?;
+        let signal = if by.name().is_some() {
+            query(SIGNAL_BY).bind(job).bind(name).bind(payload).bind(by.bound())
+        } else {
+            query(SIGNAL).bind(job).bind(name).bind(payload)
+        };
+        let rows = self.rows(signal).await?;
         Ok(Signalled::of(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("answer")?))
     }
 

@@ -24,6 +24,7 @@ use super::{
 };
 use crate::job::{
     JobId, Status,
+    actor::Actor,
     attempt::{AttemptOutcome, Category, RELEASES_MAX, Reason},
     claim::{Claim, ClaimKey, Missed},
     storable,
@@ -542,9 +543,13 @@ impl Store {
     }
 
     /// Cancels the jobs that are queued, and requests the cancellation of those that run. The others are missing from
-    /// the answer.
-    pub async fn cancel(&self, jobs: &[JobId]) -> Result<HashMap<JobId, CancelAnswer>, StoreError> {
-        let rows = self.rows(query(CANCEL).bind(jobs)).await?;
+    /// the answer. `by`: who acts; `None`: tenure itself.
+    pub async fn cancel(
+        &self,
+        jobs: &[JobId],
+        by: Option<&Actor>,
+    ) -> Result<HashMap<JobId, CancelAnswer>, StoreError> {
+        let rows = self.rows(query(CANCEL).bind(jobs).bind(by.map(Actor::bound))).await?;
         let answer = |row: &PgRow| {
             let asked = row.try_get::<&str, _>("route")? == "asked";
             let worker: Option<String> = row.try_get("worker_id")?;
@@ -593,8 +598,8 @@ impl Store {
     }
 
     /// Makes jobs that wait for a later time due; returns those that waited.
-    pub(crate) async fn run_now(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
-        let rows = self.rows(query(RUN_NOW).bind(jobs)).await?;
+    pub(crate) async fn run_now(&self, jobs: &[JobId], by: &Actor) -> Result<Vec<JobId>, StoreError> {
+        let rows = self.rows(query(RUN_NOW).bind(jobs).bind(by.bound())).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 }

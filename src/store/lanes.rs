@@ -13,7 +13,7 @@ use super::{
     queues::Change,
     rows::{DueJob, due_jobs},
 };
-use crate::job::JobId;
+use crate::job::{JobId, actor::Actor};
 
 /// How long a change of a queue's lanes waits for a lock; others wait behind it meanwhile.
 const PATIENCE: &str = "300ms";
@@ -263,13 +263,18 @@ impl Store {
 
     /// Gives a queue lanes, or changes their settings. [`StoreError::is_locked`]: a transaction that has enqueued is
     /// still open; nothing has changed.
-    pub(crate) async fn put_lanes(&self, queue: &str, lanes: &NewLanes) -> Result<(), StoreError> {
+    pub(crate) async fn put_lanes(
+        &self,
+        queue: &str,
+        lanes: &NewLanes,
+        by: &Actor,
+    ) -> Result<(), StoreError> {
         let part = |rate: Option<(f64, f64)>| (rate.map(|rate| rate.0), rate.map(|rate| rate.1));
         let ((rate, burst), (queue_rate, queue_burst)) = (part(lanes.rate), part(lanes.queue_rate));
         let put =
             query(PUT_LANES).bind(queue).bind(lanes.running.map(u32::cast_signed)).bind(rate).bind(burst);
         let put = put.bind(queue_rate).bind(queue_burst).bind(lanes.turns).bind(lanes.ordered);
-        self.rows(put.bind(PATIENCE)).await?;
+        self.rows(put.bind(PATIENCE).bind(by.bound())).await?;
         Ok(())
     }
 
@@ -281,8 +286,8 @@ impl Store {
     }
 
     /// Takes a queue's lanes away. Returns whether it had any.
-    pub(crate) async fn remove_lanes(&self, queue: &str) -> Result<bool, StoreError> {
-        let rows = self.rows(query(REMOVE_LANES).bind(queue)).await?;
+    pub(crate) async fn remove_lanes(&self, queue: &str, by: &Actor) -> Result<bool, StoreError> {
+        let rows = self.rows(query(REMOVE_LANES).bind(queue).bind(by.bound())).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(row.try_get("removed")?)
     }
@@ -306,9 +311,11 @@ impl Store {
         lane: &str,
         weight: Change<f64>,
         running: Change<u32>,
+        by: &Actor,
     ) -> Result<Option<(Option<f64>, Option<u32>)>, StoreError> {
         let set = query(SET_LANE).bind(queue).bind(lane).bind(weight.is_set()).bind(weight.value());
-        let rows = self.rows(set.bind(running.is_set()).bind(running.value().map(u32::cast_signed))).await?;
+        let set = set.bind(running.is_set()).bind(running.value().map(u32::cast_signed)).bind(by.bound());
+        let rows = self.rows(set).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         Ok(Some((row.try_get("weight")?, unsigned(row, "running")?)))
     }

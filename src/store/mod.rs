@@ -54,6 +54,7 @@ mod doctor;
 mod handlers;
 #[cfg(feature = "worker")]
 mod steps;
+mod audit;
 mod cells;
 mod dead;
 mod redrives;
@@ -77,6 +78,7 @@ mod kinds;
 
 #[cfg(feature = "internals")]
 pub use activity::Unit;
+pub use audit::{AuditFilter, AuditRow};
 #[cfg(feature = "internals")]
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
 pub use call::{Isolation, Store, StoreError};
@@ -285,6 +287,8 @@ statements! {
     PURGE_TRACES = "history" "purge_traces";
     PURGE_KEYS = "history" "purge_keys";
     PURGE_EVENTS = "history" "purge_events";
+    PURGE_AUDIT = "history" "purge_audit";
+    NOTE_ACT = "history" "note_act";
     FLEET = "history" "fleet";
     REPORT = "history" "report";
     ACTIVITY = "history" "activity";
@@ -339,6 +343,7 @@ statements! {
     STEP_STATES = "group" "step_states";
     AWAIT_EVENT = "group" "await_event";
     SIGNAL = "group" "signal";
+    SIGNAL_BY = "group" "signal_by";
     WAITS_FOR = "group" "waits_for";
     GRAPH = "group" "graph";
     NODES = "group" "nodes";
@@ -353,6 +358,7 @@ statements! {
     DEAD_COUNTS = "read" "dead_counts";
     DEAD_IDS = "read" "dead_ids";
     REDRIVE = "job" "redrive";
+    LIST_AUDIT = "read" "list_audit";
     START_REDRIVE = "redrive" "start_redrive";
     LIST_REDRIVES = "redrive" "list_redrives";
     STOP_REDRIVE = "redrive" "stop_redrive";

@@ -15,7 +15,7 @@ use super::{
     rows::{ClaimRequest, u64_of},
     waiting::Standing,
 };
-use crate::job::{claim::Claim, events::QueueEvents};
+use crate::job::{actor::Actor, claim::Claim, events::QueueEvents};
 
 /// A change of a limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -256,21 +256,30 @@ impl Store {
     }
 
     /// Pauses a queue. Returns since when it is paused, and whether it was paused before.
-    pub(crate) async fn pause_queue(&self, queue: &str) -> Result<(DateTime<Utc>, bool), StoreError> {
-        let rows = self.rows(query(PAUSE_QUEUE).bind(queue)).await?;
+    pub(crate) async fn pause_queue(
+        &self,
+        queue: &str,
+        by: &Actor,
+    ) -> Result<(DateTime<Utc>, bool), StoreError> {
+        let rows = self.rows(query(PAUSE_QUEUE).bind(queue).bind(by.bound())).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok((row.try_get("paused_at")?, row.try_get("was_paused")?))
     }
 
     /// Sets what workers publish of a queue's jobs.
-    pub(crate) async fn set_events(&self, queue: &str, events: QueueEvents) -> Result<(), StoreError> {
+    pub(crate) async fn set_events(
+        &self,
+        queue: &str,
+        events: QueueEvents,
+        by: &Actor,
+    ) -> Result<(), StoreError> {
         let word = (events != QueueEvents::Nothing).then(|| events.as_str());
-        self.rows(query(SET_EVENTS).bind(queue).bind(word)).await.map(drop)
+        self.rows(query(SET_EVENTS).bind(queue).bind(word).bind(by.bound())).await.map(drop)
     }
 
     /// Resumes a queue. Returns `false` if it was not paused.
-    pub(crate) async fn resume_queue(&self, queue: &str) -> Result<bool, StoreError> {
-        Ok(!self.rows(query(RESUME_QUEUE).bind(queue)).await?.is_empty())
+    pub(crate) async fn resume_queue(&self, queue: &str, by: &Actor) -> Result<bool, StoreError> {
+        Ok(!self.rows(query(RESUME_QUEUE).bind(queue).bind(by.bound())).await?.is_empty())
     }
 
     /// Changes the given limits of a queue. Returns `max_running` and `max_queued`.
@@ -279,8 +288,9 @@ impl Store {
         queue: &str,
         max_running: Change<u32>,
         max_queued: Change<u64>,
+        by: &Actor,
     ) -> Result<(Option<u32>, Option<u64>), StoreError> {
-        let queue = queue.to_owned();
+        let (queue, by) = (queue.to_owned(), by.bound());
         self.own_transaction(move |transaction| {
             async move {
                 // With the lock, claims that were under way have recorded their slots.
@@ -288,7 +298,7 @@ impl Store {
                 let limit = query(LIMIT_QUEUE).bind(&queue);
                 let limit = limit.bind(max_running.is_set()).bind(max_running.value().map(u32::cast_signed));
                 let limit = limit.bind(max_queued.is_set()).bind(max_queued.value().map(u64::cast_signed));
-                let row = limit.fetch_one(&mut *transaction).await?;
+                let row = limit.bind(by).fetch_one(&mut *transaction).await?;
                 let running: Option<i32> = row.try_get("max_running")?;
                 let queued: Option<i64> = row.try_get("max_queued")?;
                 Ok((running.map(i32::unsigned_abs), queued.map(i64::unsigned_abs)))

@@ -14,6 +14,7 @@ use super::{
     dead::DeadFilter,
     rows::{raw, u32_of, u64_of},
 };
+use crate::job::actor::Actor;
 
 /// A million dead letters are listed in some 10 s.
 const STARTED_WITHIN: Duration = Duration::from_mins(5);
@@ -85,9 +86,11 @@ impl Store {
         &self,
         filter: &DeadFilter,
         new: &NewRedrive,
+        by: &Actor,
     ) -> Result<Option<RedriveRow>, StoreError> {
         let query = filter.bind(query(START_REDRIVE)).bind(filter.named()).bind(new.canary);
-        let rows = self.rows_aside(STARTED_WITHIN, query.bind(new.rate).bind(new.stop_at)).await?;
+        let rows =
+            self.rows_aside(STARTED_WITHIN, query.bind(new.rate).bind(new.stop_at).bind(by.bound())).await?;
         Ok(rows.first().map(redrive).transpose()?)
     }
 
@@ -98,8 +101,8 @@ impl Store {
     }
 
     /// Stops a calm redrive. `false`: it is not open.
-    pub(crate) async fn stop_redrive(&self, id: Uuid) -> Result<bool, StoreError> {
-        Ok(!self.rows(query(STOP_REDRIVE).bind(id)).await?.is_empty())
+    pub(crate) async fn stop_redrive(&self, id: Uuid, by: &Actor) -> Result<bool, StoreError> {
+        Ok(!self.rows(query(STOP_REDRIVE).bind(id).bind(by.bound())).await?.is_empty())
     }
 
     /// Goes on with the calm redrives that are open.

@@ -10,7 +10,7 @@ use super::{
     call::{Store, StoreError},
     rows::{NewJob, both, u32_of},
 };
-use crate::job::{JobId, MissedTicks, Overlap};
+use crate::job::{JobId, MissedTicks, Overlap, actor::Actor};
 
 /// A schedule whose next tick is due.
 #[derive(Debug, Clone)]
@@ -142,6 +142,7 @@ impl Store {
         &self,
         new: &NewSchedule<'_>,
         replaces: Replaces,
+        by: &Actor,
     ) -> Result<Option<Put>, StoreError> {
         let version = match replaces {
             Replaces::Version(changed_at) => Some(changed_at),
@@ -160,7 +161,8 @@ impl Store {
             .bind(new.first)
             .bind(replaces == Replaces::Nothing)
             .bind(version)
-            .bind(new.overlap.as_str());
+            .bind(new.overlap.as_str())
+            .bind(by.bound());
         let rows = self.rows(query).await?;
         let put = |row: &PgRow| {
             Ok(Put {
@@ -206,8 +208,8 @@ impl Store {
     }
 
     /// Pauses a schedule. Returns whether it was paused before; `None`: no schedule has this name.
-    pub(crate) async fn pause_schedule(&self, name: &str) -> Result<Option<bool>, StoreError> {
-        let rows = self.rows(query(PAUSE_SCHEDULE).bind(name)).await?;
+    pub(crate) async fn pause_schedule(&self, name: &str, by: &Actor) -> Result<Option<bool>, StoreError> {
+        let rows = self.rows(query(PAUSE_SCHEDULE).bind(name).bind(by.bound())).await?;
         Ok(rows.first().map(|row| row.try_get("was_paused")).transpose()?)
     }
 
@@ -216,14 +218,16 @@ impl Store {
         &self,
         schedule: &ScheduleRow,
         next: DateTime<Utc>,
+        by: &Actor,
     ) -> Result<Option<DateTime<Utc>>, StoreError> {
         let ScheduleRow { name, cron, time_zone, .. } = schedule;
-        let rows = self.rows(query(RESUME_SCHEDULE).bind(name).bind(next).bind(cron).bind(time_zone)).await?;
+        let resume = query(RESUME_SCHEDULE).bind(name).bind(next).bind(cron).bind(time_zone);
+        let rows = self.rows(resume.bind(by.bound())).await?;
         Ok(rows.first().map(|row| row.try_get("next_at")).transpose()?)
     }
 
     /// Removes a schedule. Returns `false` if no schedule has this name.
-    pub(crate) async fn remove_schedule(&self, name: &str) -> Result<bool, StoreError> {
-        Ok(!self.rows(query(REMOVE_SCHEDULE).bind(name)).await?.is_empty())
+    pub(crate) async fn remove_schedule(&self, name: &str, by: &Actor) -> Result<bool, StoreError> {
+        Ok(!self.rows(query(REMOVE_SCHEDULE).bind(name).bind(by.bound())).await?.is_empty())
     }
 }

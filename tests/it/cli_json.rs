@@ -193,6 +193,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     compared.one("paused queue", &run(&bench, &["queues", "pause", "p", "--create"], 0).await);
     compared.one("resumed queue", &run(&bench, &["queues", "resume", "p"], 0).await);
     compared.lanes(&bench).await;
+    compared.many("act", &run(&bench, &["audit"], 0).await);
     compared.groups(&bench).await;
     compared.one("limited queue", &run(&bench, &["queues", "limit", "p", "--max-running", "3"], 0).await);
     let other = crate::harness::bench().await;

@@ -17,6 +17,7 @@ mod scenarios;
 
 mod additive;
 mod again;
+mod audit;
 mod api;
 mod batches;
 mod bench;

@@ -31,7 +31,7 @@ fn with(config: &Config, change: impl FnOnce(&mut Config)) -> Config {
 }
 
 /// The shipped roles, each with a login role and its client.
-async fn with_roles(bench: &Bench) -> impl AsyncFn(&str) -> (Tenure, PgPool) {
+pub async fn with_roles(bench: &Bench) -> impl AsyncFn(&str) -> (Tenure, PgPool) {
     sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&bench.pool).await.unwrap();
     for role in ["producer", "worker", "operator", "viewer"] {
         bench.execute(&format!("CREATE ROLE a_{role} LOGIN PASSWORD 'pw' IN ROLE tenure_{role}")).await;
@@ -47,7 +47,7 @@ async fn with_roles(bench: &Bench) -> impl AsyncFn(&str) -> (Tenure, PgPool) {
 }
 
 /// Fails unless Postgres refuses each statement for a missing right.
-async fn denied(pool: &PgPool, statements: &[&str]) {
+pub async fn denied(pool: &PgPool, statements: &[&str]) {
     for sql in statements {
         let error = sqlx::query(AssertSqlSafe(*sql)).execute(pool).await.expect_err(sql);
         let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));

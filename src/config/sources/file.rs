@@ -170,7 +170,7 @@ impl<'t> File<'t> {
                         Takes::Text(..) => "a string, in quotes",
                         Takes::Number(..) => "an integer",
                         Takes::Duration(_) => "a duration in quotes, such as \"500ms\", \"30s\" or \"5min\"",
-                        Takes::Age(_) => "a duration in quotes, such as \"7d\", or \"forever\"",
+                        Takes::Age(..) => "a duration in quotes, such as \"7d\", or \"forever\"",
                     };
                     let name = place(name, self.path, line);
                     return Err(ConfigError::WrongType { name, is: kind(value), expected });

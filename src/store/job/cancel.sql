@@ -1,6 +1,6 @@
 -- cancel: queued jobs are cancelled; the workers of running ones are asked to cancel theirs.
 --
---   $1 ids
+--   $1 ids  $2 who acts: by what, and the name; NULL: tenure itself
 --
 -- One row a live job: route 'cancelled', or 'asked' with its worker. A job without a row is not live.
 -- The worker of a running job ends it; if the worker is dead, the recovery that resets the job does: every way
@@ -20,6 +20,13 @@ WITH picked AS MATERIALIZED (
       FROM picked
      WHERE j.id = picked.id AND picked.status = 'processing'
     RETURNING j.id, j.queue, j.kind, j.fencing_token, j.worker_id
+), in_audit AS (
+    INSERT INTO tenure.audit (via, actor, act, queue, subject, jobs)
+    SELECT ($2::text[])[1], ($2::text[])[2], 'cancel', CASE WHEN min(queue) = max(queue) THEN min(queue) END,
+           CASE WHEN count(*) = 1 THEN min(id::text) END, count(*)
+      FROM picked
+     WHERE $2 IS NOT NULL
+    HAVING count(*) > 0
 ), locked AS MATERIALIZED (
     SELECT 0 AS ord, 'cancelled' AS verdict, NULL::text AS error, NULL::text AS category,
            0::float8 AS delay_s, NULL::text AS path, NULL::text AS reason, NULL::text AS recovered_by,

@@ -2,6 +2,7 @@
 --
 --   $1 to $7 which: see dead_filter.sql  $8 the selection as JSON  $9 jobs of the canary
 --   $10 jobs a second after it, or NULL  $11 the share of failures at which it stops
+--   $12 who acts: by what, and the name
 --
 -- No row: no dead letter matches, and no redrive has begun. Forgets redrives that ended long ago.
 -- Made of parts: `scripts/statement start_redrive` prints it whole.
@@ -20,6 +21,10 @@ WITH picked AS MATERIALIZED (
 ), listed AS (
     INSERT INTO tenure.redrive_jobs (redrive_id, place, job_id)
     SELECT begun.id, picked.place, picked.id FROM begun CROSS JOIN picked
+), in_audit AS (
+    INSERT INTO tenure.audit (via, actor, act, queue, subject, jobs, details)
+    SELECT ($12::text[])[1], ($12::text[])[2], 'redrive_calmly', selection->>'queue', id::text, jobs, selection
+      FROM begun
 )
 SELECT id, started_at, selection::text AS selection, canary, rate, stop_at, jobs, redriven, completed, failed, cancelled,
        waiting, missing, state, reason, ended_at

@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::{access::Who, lanes::Held, shapes::Answer, timeline::seconds};
 use tenure::{
     JobId, Status,
+    audit::Actor,
     jobs::{CancelOutcome, RetryOutcome},
     rows::JobRow,
 };
@@ -79,7 +80,10 @@ pub(super) async fn cancel(
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
     body::empty(body).await?;
-    let outcome = api.act(|api| async move { Ok(api.tenures.of_job(id).await?.cancel(id).await?) }).await?;
+    let actor = Actor::new(&who.name).via("api");
+    let outcome = api
+        .act(|api| async move { Ok(api.tenures.of_job(id).await?.acting_as(actor).cancel(id).await?) })
+        .await?;
     tracing::info!(who = who.name, job = %id, action = "cancel", ?outcome, "API action done");
     match outcome {
         CancelOutcome::NotFound => Err(Failure::no_job(id)),
@@ -98,7 +102,10 @@ pub(super) async fn retry(
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
     body::empty(body).await?;
-    let outcome = api.act(|api| async move { Ok(api.tenures.of_job(id).await?.retry(id).await?) }).await?;
+    let actor = Actor::new(&who.name).via("api");
+    let outcome = api
+        .act(|api| async move { Ok(api.tenures.of_job(id).await?.acting_as(actor).retry(id).await?) })
+        .await?;
     tracing::info!(who = who.name, job = %id, action = "retry", ?outcome, "API action done");
     match outcome {
         RetryOutcome::NotFound => Err(Failure::no_job(id)),

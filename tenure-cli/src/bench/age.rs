@@ -128,7 +128,7 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
         .bench_time(TIMES, async || store.reset_workers(&dead, "bench", "bench").await.map(drop))
         .await?;
     for part in ids.chunks(500) {
-        let _: Result<_, StoreError> = store.cancel(part).await;
+        let _: Result<_, StoreError> = store.cancel(part, None).await;
     }
     Ok([claim, complete, scan, relay, reconcile])
 }

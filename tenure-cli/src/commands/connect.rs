@@ -3,6 +3,7 @@
 use super::{Cli, Command, Usage};
 use tenure::{
     Config, StoreError, Tenure,
+    audit::Actor,
     cells::{Cells, Layout},
     internals::{NEEDS, Parts as _, Settings},
 };
@@ -21,7 +22,11 @@ impl Cli {
     /// The configuration of the cell that `--cell` names, or of the only one.
     pub(super) fn config(&self) -> anyhow::Result<Config> {
         let settings = self.settings()?;
-        let Some(name) = &self.cell else { return Ok(settings.config()?) };
+        let Some(name) = &self.cell else {
+            let mut config = settings.config()?;
+            acted_by_a_command(&mut config);
+            return Ok(config);
+        };
         let none = || {
             Usage(
                 "--cell names one of several cells; list the cells in a file, and name it by TENURE_CELLS"
@@ -36,6 +41,7 @@ impl Cli {
             .ok_or_else(|| Usage(format!("there is no cell {name:?}; the file has: {known}")))?;
         // One process, one cell: the address is its own.
         config.listen = layout.listen();
+        acted_by_a_command(&mut config);
         Ok(config)
     }
 
@@ -44,7 +50,7 @@ impl Cli {
         if self.cell.is_some() || !self.command.reads_settings() {
             return Ok(None);
         }
-        Ok(self.settings()?.layout()?)
+        Ok(self.settings()?.layout()?.map(|layout| layout.each_config(acted_by_a_command)))
     }
 
     /// Connects to all cells, if there are several, and the command is not for one of them alone.
@@ -92,6 +98,19 @@ impl Cli {
     pub(super) async fn connect_to_any(&self) -> anyhow::Result<Tenure> {
         Ok(Tenure::connect(&self.config()?).await?)
     }
+}
+
+/// Names who acts by this command: the setting, or the system's user and host.
+fn acted_by_a_command(config: &mut Config) {
+    let variable = |name| std::env::var(name).ok().filter(|user: &String| !user.is_empty());
+    let user = || {
+        variable("USER")
+            .or_else(|| variable("LOGNAME"))
+            .unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+    };
+    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let named = config.actor.name().map_or_else(|| format!("{}@{}", user(), host()), str::to_owned);
+    config.actor = Actor::new(&named).via("command line");
 }
 
 impl Command {

@@ -3,6 +3,7 @@
 //! Data goes to standard output, messages to standard error. Exit codes: 0 done, 1 the answer is no, or a server
 //! failed, 2 usage.
 
+mod audit;
 mod bench;
 mod cells;
 mod config;
@@ -138,6 +139,9 @@ enum Command {
         #[command(subcommand)]
         command: Option<WorkersCommand>,
     },
+    /// List who did what to jobs, queues, lanes, schedules and dead letters, when, from where, and to how many jobs:
+    /// the latest first. JSON has every field, for an export.
+    Audit(audit::AuditArgs),
     /// Check every job for what must never happen: a lost job, two owners at once, a second completion. Exit 1 if a
     /// job breaks a rule.
     Verify,
@@ -631,6 +635,7 @@ async fn run_in(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Schedules(command) => schedules::run(cli, command).await,
         Command::Workers { command: None | Some(WorkersCommand::List) } => workers::list(cli).await,
         Command::Workers { command: Some(WorkersCommand::Drain { ids }) } => workers::drain(cli, ids).await,
+        Command::Audit(args) => audit::run(cli, args).await,
         Command::Verify => verify::run(cli).await,
         Command::Config => config::run(cli),
         Command::Doctor(args) => doctor::run(cli, args).await,

@@ -13,6 +13,7 @@ use super::{Ask, Failure, View, page, params::Params, redrives};
 use crate::{access::Who, lanes};
 use tenure::{
     EnqueueError, JobId, StoreError,
+    audit::Actor,
     groups::SignalError,
     internals::JobAction,
     jobs::{ActionError, CancelOutcome, RetryOutcome, RunAgainError},
@@ -48,6 +49,8 @@ pub(super) fn is_filled_in(ask: &Ask) -> bool {
 
 /// Runs the action of a form.
 pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failure> {
+    let tenure = view.tenure.acting_as(Actor::new(&who.name).via("dashboard"));
+    let view = &View { tenure, ..view.clone() };
     let mut to = None;
     let path: Vec<_> = ask.path.iter().map(String::as_str).collect();
     let said = match path[..] {

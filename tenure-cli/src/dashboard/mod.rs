@@ -8,6 +8,7 @@
 //! - `user_input_is_text_on_every_page`
 
 mod actions;
+mod audit;
 mod cells;
 mod charts;
 mod clock;
@@ -645,6 +646,7 @@ async fn page_of(view: &View, ask: &Ask) -> Result<Page, Failure> {
         ["workers"] => workers::page(view, ask).await,
         ["workers", id] => worker::page(view, ask, id).await,
         ["dead"] => dead::page(view, ask).await,
+        ["audit"] => audit::page(view, ask).await,
         ["recovery"] => recovery::page(view, ask).await,
         ["schedules"] => schedules::page(view, ask).await,
         ["schedules", name] => schedule::page(view, ask, name).await,

@@ -97,7 +97,7 @@ pub(super) fn notice(text: Option<&str>) -> Region {
     Region { id: "notice", markup }
 }
 
-const PAGES: [(&str, &str, &str, &str); 8] = [
+const PAGES: [(&str, &str, &str, &str); 9] = [
     ("o", "overview", "/", "Overview"),
     ("j", "jobs", "/jobs", "Jobs"),
     ("q", "queues", "/queues", "Queues"),
@@ -106,9 +106,10 @@ const PAGES: [(&str, &str, &str, &str); 8] = [
     ("d", "dead", "/dead", "Dead letters"),
     ("r", "recovery", "/recovery", "Recovery"),
     ("s", "schedules", "/schedules", "Schedules"),
+    ("a", "audit", "/audit", "Audit"),
 ];
 
-const KEYS: [(&[&str], &str); 16] = [
+const KEYS: [(&[&str], &str); 17] = [
     (&["?"], "this help"),
     (&["/"], "search"),
     (&["j", "k"], "next, previous row"),
@@ -125,6 +126,7 @@ const KEYS: [(&[&str], &str); 16] = [
     (&["g", "r"], "Recovery"),
     (&["g", "k"], "Kinds"),
     (&["g", "s"], "Schedules"),
+    (&["g", "a"], "Audit"),
 ];
 
 const ALL_CELLS: (&[&str], &str) = (&["g", "c"], "All cells");

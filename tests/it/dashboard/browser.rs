@@ -419,6 +419,7 @@ async fn the_dashboard_works_by_keyboard_alone_and_fits_a_phone() {
         ("d", "/dead"),
         ("r", "/recovery"),
         ("s", "/schedules"),
+        ("a", "/audit"),
         ("o", "/"),
     ] {
         browser.press("g").await;

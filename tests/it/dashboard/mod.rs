@@ -23,7 +23,7 @@ use tenure::{
 
 use crate::harness::{Answer, Bench, Child, Running, ask, bench_with, bench_with_servers, free_address};
 
-const PAGES: [(&str, &str); 8] = [
+const PAGES: [(&str, &str); 9] = [
     ("/", "Overview"),
     ("/jobs", "Jobs"),
     ("/queues", "Queues"),
@@ -32,6 +32,7 @@ const PAGES: [(&str, &str); 8] = [
     ("/dead", "Dead letters"),
     ("/recovery", "Recovery"),
     ("/schedules", "Schedules"),
+    ("/audit", "Audit"),
 ];
 /// Text of an attacker who wants a script to run in another user's browser.
 const EVIL: &str = "<script>pwned()</script><img src=x onerror=pwned()>\"'&lt;";
