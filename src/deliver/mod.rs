@@ -644,8 +644,6 @@ async fn claim_limited(
             metrics::claims("won", limited.claims.iter().flatten().count());
             limited.claims.into_iter().map(Ok).collect()
         }
-        // Another worker claims of this queue: this one asks again in a moment, as for a full queue.
-        Err(error) if error.is_locked() => vec![Ok(None); part.len()],
         Err(error) => vec![Err(error); part.len()],
     }
 }

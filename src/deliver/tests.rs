@@ -387,10 +387,10 @@ async fn a_locked_job_keeps_no_other_job_of_its_batch_from_being_claimed() {
     assert_eq!(outcomes[usize::from(part[1].job == locked)], "locked");
 }
 
-/// The worker treats the queue as full for a moment.
+/// The worker asks again in a moment.
 #[tokio::test]
-async fn a_claim_of_a_limited_queue_that_another_claim_locks_wins_nothing_for_now() {
-    for (code, expected) in [("55P03", "not won"), ("22023", "error")] {
+async fn a_claim_of_a_limited_queue_that_meets_a_lock_wins_nothing_for_now() {
+    for (code, expected) in [("55P03", "locked"), ("22023", "error")] {
         let place = place().await;
         place.tenure.limit_queue("q", QueueLimits::new().max_running(5)).await.unwrap();
         let deliver = deliver_at_once(&place);

@@ -53,6 +53,7 @@ const MIGRATIONS: &[Migration] = &[
     (19, "lean_groups", include_str!("../../migrations/0019_lean_groups.sql")),
     (20, "calm", include_str!("../../migrations/0020_calm.sql")),
     (21, "audit", include_str!("../../migrations/0021_audit.sql")),
+    (22, "slots", include_str!("../../migrations/0022_slots.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

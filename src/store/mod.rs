@@ -205,9 +205,7 @@ statements! {
     CLAIM_ONE = "job/forms" "claim_one";
     CLAIM_SKIP = "job/forms" "claim_skip";
     CLAIM_LIMITED = "job/forms" "claim_limited";
-    LOCK_QUEUE = "queue" "lock_queue";
-    QUEUE_ROOM = "queue" "queue_room";
-    TAKE_SLOTS = "queue" "take_slots";
+    EMPTY_SLOTS = "queue" "empty_slots";
     SET_EVENTS = "queue" "set_events";
     QUEUE_SETTINGS = "queue" "queue_settings";
     PAUSE_QUEUE = "queue" "pause_queue";

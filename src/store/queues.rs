@@ -1,4 +1,4 @@
-//! Queues: the statements about a queue as a whole. One method, one statement, except for a limited claim.
+//! Queues: the statements about a queue as a whole. One method, one statement, except for a change of a limit.
 
 use std::time::Instant;
 
@@ -6,11 +6,12 @@ use chrono::{DateTime, Utc};
 use futures::FutureExt;
 use serde::Serialize;
 use sqlx::{Row, postgres::PgRow, query};
+use uuid::Uuid;
 
 use super::{
-    CLAIM_LIMITED, COUNT_QUEUED, LIMIT_QUEUE, LIST_QUEUES, LOCK_QUEUE, PAUSE_QUEUE, QUEUE_LIMITS, QUEUE_ROOM,
-    QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS, TAKE_SLOTS,
-    call::{Store, StoreError},
+    CLAIM_LIMITED, COUNT_QUEUED, EMPTY_SLOTS, LIMIT_QUEUE, LIST_QUEUES, PAUSE_QUEUE, QUEUE_LIMITS,
+    QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS,
+    call::{Line, Store, StoreError},
     jobs::claims_of,
     rows::{ClaimRequest, u64_of},
     waiting::Standing,
@@ -150,62 +151,25 @@ pub(crate) struct LimitedClaims {
 
 impl Store {
     /// [`Store::claim`] for a queue with a limit: claims at most as many jobs as the limit leaves.
-    ///
-    /// Four statements, because each but the first must see everything that was committed before its transaction got
-    /// the lock: a single statement's snapshot is older than its wait for the lock.
     pub(crate) async fn claim_limited(
         &self,
         requests: &[ClaimRequest],
         worker_id: &str,
         worker_host: &str,
     ) -> Result<LimitedClaims, StoreError> {
-        let (requests, worker_id, worker_host) =
-            (requests.to_vec(), worker_id.to_owned(), worker_host.to_owned());
-        self.own_transaction(move |transaction| {
-            async move {
-                let mut limited = LimitedClaims { claims: vec![None; requests.len()], room: None };
-                let Some(first) = requests.first() else { return Ok(limited) };
-                query(LOCK_QUEUE).bind(&first.queue).fetch_all(&mut *transaction).await?;
-                let room = query(QUEUE_ROOM).bind(&first.queue).fetch_all(&mut *transaction).await?;
-                // The limit is gone: the next claim is an ordinary one.
-                if room.first().map(|row| row.try_get::<Option<i32>, _>(0)).transpose()?.flatten().is_none() {
-                    return Ok(limited);
-                }
-                let free = room.iter().filter_map(|row| row.try_get(1).transpose());
-                let slots = free.collect::<Result<Vec<i32>, _>>()?;
-                let some = &requests[..requests.len().min(slots.len())];
-                if some.is_empty() {
-                    limited.room = Some(0);
-                    return Ok(limited);
-                }
-                let ids: Vec<_> = some.iter().map(|request| request.job).collect();
-                let claim = query(CLAIM_LIMITED)
-                    .bind(&ids)
-                    .bind(&first.queue)
-                    .bind(&first.kind)
-                    .bind(first.stale_after.as_secs_f64())
-                    .bind(first.on_crash)
-                    .bind(&worker_id)
-                    .bind(&worker_host);
-                let sent_at = Instant::now();
-                let claims = claims_of(&claim.fetch_all(&mut *transaction).await?, some, sent_at)?;
-                let won: Vec<_> = claims.iter().flatten().map(|claim| claim.key).collect();
-                if !won.is_empty() {
-                    query(TAKE_SLOTS)
-                        .bind(&first.queue)
-                        .bind(&slots[..won.len()])
-                        .bind(won.iter().map(|key| key.job).collect::<Vec<_>>())
-                        .bind(won.iter().map(|key| key.token).collect::<Vec<_>>())
-                        .execute(&mut *transaction)
-                        .await?;
-                }
-                limited.room = Some(slots.len() - won.len());
-                limited.claims[..claims.len()].clone_from_slice(&claims);
-                Ok(limited)
-            }
-            .boxed()
+        let Some(first) = requests.first() else { return Ok(LimitedClaims::default()) };
+        let ids: Vec<_> = requests.iter().map(|request| request.job).collect();
+        let query = query(CLAIM_LIMITED).bind(&ids).bind(&first.queue).bind(&first.kind);
+        let query = query.bind(first.stale_after.as_secs_f64()).bind(first.on_crash);
+        let sent_at = Instant::now();
+        let mut rows = self.rows_over(Line::Claim, query.bind(worker_id).bind(worker_host)).await?;
+        let room: Option<i32> = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("room")?;
+        // One row without a job: nothing was claimed.
+        rows.retain(|row| !matches!(row.try_get::<Option<Uuid>, _>(0), Ok(None)));
+        Ok(LimitedClaims {
+            claims: claims_of(&rows, requests, sent_at)?,
+            room: room.map(|room| usize::try_from(room).unwrap_or_default()),
         })
-        .await
     }
 
     /// Returns the settings of these queues. A queue without settings is missing.
@@ -293,8 +257,9 @@ impl Store {
         let (queue, by) = (queue.to_owned(), by.bound());
         self.own_transaction(move |transaction| {
             async move {
-                // With the lock, claims that were under way have recorded their slots.
-                query(LOCK_QUEUE).bind(&queue).execute(&mut *transaction).await?;
+                if max_running.is_set() {
+                    query(EMPTY_SLOTS).bind(&queue).execute(&mut *transaction).await?;
+                }
                 let limit = query(LIMIT_QUEUE).bind(&queue);
                 let limit = limit.bind(max_running.is_set()).bind(max_running.value().map(u32::cast_signed));
                 let limit = limit.bind(max_queued.is_set()).bind(max_queued.value().map(u64::cast_signed));

@@ -54,7 +54,6 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         ("reset_stale", format!("{keys}, 'w'")),
         ("settled_as", format!("{mine}, {ords}")),
         ("missed", format!("{keys}, {ords}")),
-        ("queue_room", "'limited'".into()),
         ("queue_settings", "ARRAY['limited']".into()),
         ("claim_limited", format!("{keys}, 'q', 'k', 300, 'retry', 'w', 'h'")),
     ];

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sqlx::Row;
+use sqlx::{AssertSqlSafe, Row};
 use tenure::{
     EnqueueError, JobContext, JobRequest, KindOptions, Worker, WorkerError, internals::Recovery,
     queues::QueueLimits,
@@ -232,49 +232,142 @@ async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() 
     }
 }
 
-/// The test forces the interleaving, statement by statement: two claims begin while one slot is free.
+/// The claim of a limited queue, by hand. `text` is the statement, or one with a stop in it.
+async fn claim_by<'c>(
+    connection: impl sqlx::PgExecutor<'c>,
+    text: &str,
+    jobs: &[uuid::Uuid],
+) -> (Vec<uuid::Uuid>, Option<i32>) {
+    let query = sqlx::query(AssertSqlSafe(text)).bind(jobs).bind("q").bind("k").bind(300.0).bind("retry");
+    let rows = query.bind("w").bind("h").fetch_all(connection).await.unwrap();
+    let claimed = rows.iter().filter_map(|row| row.get::<Option<uuid::Uuid>, _>(0)).collect();
+    (claimed, rows[0].get("room"))
+}
+
+async fn ids(bench: &Bench) -> Vec<uuid::Uuid> {
+    sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id").fetch_all(&bench.pool).await.unwrap()
+}
+
+/// The test forces the interleavings of two claims of one free slot: the second begins before the first commits, and
+/// the second has a snapshot from before the first.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_claims_of_one_free_slot_the_second_waits_and_finds_none() {
+async fn of_two_claims_of_one_free_slot_one_wins_and_neither_waits() {
     let bench = bench().await;
     bench.tenure.limit_queue("q", QueueLimits::new().max_running(1)).await.unwrap();
-    enqueue(&bench, "q", 2).await;
-    let ids: Vec<uuid::Uuid> =
-        sqlx::query_scalar("SELECT id FROM tenure.jobs ORDER BY id").fetch_all(&bench.pool).await.unwrap();
-    let (lock, room, slots) = (statement("lock_queue"), statement("queue_room"), statement("take_slots"));
+    enqueue(&bench, "q", 3).await;
+    let ids = ids(&bench).await;
     let claim = statement("claim_limited");
     // An unlimited claim changes nothing in a limited queue.
     let unlimited = statement("claim_one");
     let query = sqlx::query(unlimited).bind(ids[0]).bind("q").bind("k").bind(300.0).bind("retry");
     assert!(query.bind("w").bind("h").fetch_optional(&bench.pool).await.unwrap().is_none());
     let mut first = bench.pool.begin().await.unwrap();
-    sqlx::query(lock).bind("q").fetch_all(&mut *first).await.unwrap();
-    let free = sqlx::query(room).bind("q").fetch_all(&mut *first).await.unwrap();
-    assert_eq!(free.iter().map(|row| row.get::<Option<i32>, _>(1)).collect::<Vec<_>>(), [Some(1)]);
-    let query = sqlx::query(claim).bind(vec![ids[0]]).bind("q").bind("k").bind(300.0).bind("retry");
-    let won = query.bind("w").bind("h").fetch_one(&mut *first).await.unwrap();
-    let token: i64 = won.get("fencing_token");
-    let query = sqlx::query(slots).bind("q").bind(vec![1]).bind(vec![ids[0]]).bind(vec![token]);
-    query.execute(&mut *first).await.unwrap();
-    // The second claim begins now, and has to wait for the first.
-    let second = tokio::spawn({
-        let pool = bench.pool.clone();
-        async move {
-            let mut second = pool.begin().await.unwrap();
-            sqlx::query("SET LOCAL lock_timeout = '20s'").execute(&mut *second).await.unwrap();
-            // The statement itself waits for at most 100 ms, within which the first claim commits.
-            let locked = sqlx::query(lock).bind("q").fetch_all(&mut *second).await;
-            let free = match locked {
-                Ok(_) => sqlx::query(room).bind("q").fetch_all(&mut *second).await.unwrap(),
-                // A lock that comes too late counts as no free slot.
-                Err(_) => return vec![None],
-            };
-            free.iter().map(|row| row.get::<Option<i32>, _>(1)).collect::<Vec<_>>()
-        }
-    });
-    let waits = "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')";
-    while !second.is_finished() && !bench.value::<bool>(&format!("SELECT {waits}")).await {}
+    assert_eq!(claim_by(&mut *first, claim, &ids[..1]).await, (vec![ids[0]], Some(0)));
+    // The slot is locked. The second passes over it: it would wait for ever otherwise.
+    let second = tokio::time::timeout(Duration::from_secs(10), claim_by(&bench.pool, claim, &ids[1..2]));
+    assert!(second.await.expect("it does not wait").0.is_empty());
+    first.rollback().await.unwrap();
+
+    // The second has seen the free slot, and stops before it locks it.
+    let line = "WHERE s.queue = $2 AND NOT seen.taken";
+    assert_eq!(claim.matches(line).count(), 1);
+    let stops = claim.replace(line, &format!("{line} AND (SELECT pg_advisory_xact_lock(7)) IS NOT NULL"));
+    let mut gate = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT pg_advisory_xact_lock(7)").execute(&mut *gate).await.unwrap();
+    let (pool, of) = (bench.pool.clone(), ids[1]);
+    let second = tokio::spawn(async move { claim_by(&pool, &stops, &[of]).await });
+    bench
+        .until(
+            "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+                      AND wait_event = 'advisory' AND query LIKE '%claim_limited%')",
+        )
+        .await;
+    assert_eq!(claim_by(&bench.pool, claim, &ids[..1]).await, (vec![ids[0]], Some(0)));
+    gate.commit().await.unwrap();
+    assert!(second.await.unwrap().0.is_empty(), "the slot was taken since its snapshot");
+    assert_eq!(claim_by(&bench.pool, claim, &ids[1..]).await, (vec![], Some(0)));
+    // Its job ends, and the slot is free.
+    bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{}'", ids[0])).await;
+    assert_eq!(claim_by(&bench.pool, claim, &ids[1..]).await, (vec![ids[1]], Some(0)));
+}
+
+/// Two jobs run above a limit that was lowered to three: one more may start, whichever of two claims at once gets it.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_claims_at_once_below_a_lowered_limit_one_wins() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(5)).await.unwrap();
+    enqueue(&bench, "q", 8).await;
+    let ids = ids(&bench).await;
+    let claim = statement("claim_limited");
+    assert_eq!(claim_by(&bench.pool, claim, &ids[..5]).await, (ids[..5].to_vec(), Some(0)));
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(3)).await.unwrap();
+    assert_eq!(claim_by(&bench.pool, claim, &ids[5..]).await, (vec![], Some(0)));
+    // Those in the first three slots end.
+    bench
+        .execute("DELETE FROM tenure.jobs j USING tenure.queue_slots s WHERE s.job_id = j.id AND s.slot <= 3")
+        .await;
+    let mut first = bench.pool.begin().await.unwrap();
+    assert_eq!(claim_by(&mut *first, claim, &ids[5..6]).await, (vec![ids[5]], Some(0)));
+    assert!(claim_by(&bench.pool, claim, &ids[6..]).await.0.is_empty(), "it would be the fourth");
     first.commit().await.unwrap();
-    assert_eq!(second.await.unwrap(), [None], "the second claim finds no free slot");
+    assert_eq!(claim_by(&bench.pool, claim, &ids[6..]).await, (vec![], Some(0)));
+    bench
+        .execute("DELETE FROM tenure.jobs j USING tenure.queue_slots s WHERE s.job_id = j.id AND s.slot > 3")
+        .await;
+    assert_eq!(claim_by(&bench.pool, claim, &ids[6..]).await, (ids[6..].to_vec(), Some(0)));
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 3);
+}
+
+/// A limit changes while a claim is under way: the change waits, and counts the job of that claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_a_limit_waits_for_claims_under_way_and_counts_their_jobs() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(2)).await.unwrap();
+    enqueue(&bench, "q", 4).await;
+    let ids = ids(&bench).await;
+    let claim = statement("claim_limited");
+    let mut first = bench.pool.begin().await.unwrap();
+    assert_eq!(claim_by(&mut *first, claim, &ids[..1]).await, (vec![ids[0]], Some(1)));
+    let tenure = bench.tenure.clone();
+    let change =
+        tokio::spawn(
+            async move { tenure.limit_queue("q", QueueLimits::new().max_running(3)).await.unwrap() },
+        );
+    bench
+        .until(
+            "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+                      AND query LIKE '%empty_slots%')",
+        )
+        .await;
+    first.commit().await.unwrap();
+    change.await.unwrap();
+    assert_eq!(claim_by(&bench.pool, claim, &ids[1..]).await, (ids[1..3].to_vec(), Some(0)));
+}
+
+/// A claim of an earlier release: it counts under the lock of the first slot, and takes the slots by number at its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_claim_takes_no_slot_that_another_has_taken_meanwhile() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(2)).await.unwrap();
+    enqueue(&bench, "q", 3).await;
+    let ids = ids(&bench).await;
+    let mut older = bench.pool.begin().await.unwrap();
+    let first = "SELECT FROM tenure.queue_slots WHERE queue = 'q' AND slot = 1 FOR NO KEY UPDATE";
+    sqlx::query(first).execute(&mut *older).await.unwrap();
+    // It has counted two free slots.
+    assert_eq!(claim_by(&bench.pool, statement("claim_limited"), &ids[..1]).await.0, [ids[0]]);
+    let skip = statement("claim_skip").replace("q.max_running IS NOT NULL", "false");
+    let query = sqlx::query(AssertSqlSafe(skip)).bind(ids[1..].to_vec()).bind("q").bind("k").bind(300.0);
+    let won = query.bind("retry").bind("w").bind("h").fetch_all(&mut *older).await.unwrap();
+    assert_eq!(won.len(), 2);
+    let take = "UPDATE tenure.queue_slots s SET job_id = u.job_id, fencing_token = 1
+                  FROM unnest($1::int[], $2::uuid[]) AS u(slot, job_id) WHERE s.queue = 'q' AND s.slot = u.slot";
+    let take = sqlx::query(take).bind(vec![1, 2]).bind(ids[1..].to_vec());
+    let refused = take.execute(&mut *older).await.unwrap_err();
+    let code = refused.as_database_error().and_then(|error| error.code().map(|code| code.into_owned()));
+    assert_eq!(code.as_deref(), Some("40001"), "{refused}");
+    older.rollback().await.unwrap();
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -78,10 +78,7 @@ impl TryClaims {
             Ok(_) => match limited {
                 Some(queue) => {
                     let no_such_job = ClaimRequest { queue, ..no_such_job };
-                    let tried =
-                        self.store.claim_limited(&[no_such_job], &self.worker_id, &self.hostname).await;
-                    // Another claim holds the lock, so Postgres has permitted this one.
-                    tried.map(drop).or_else(|error| if error.is_locked() { Ok(()) } else { Err(error) })
+                    self.store.claim_limited(&[no_such_job], &self.worker_id, &self.hostname).await.map(drop)
                 }
                 None => Ok(()),
             },
