@@ -17,7 +17,9 @@ CREATE TABLE tenure.audit (
     -- The job, if it is one; the lane, the schedule or the redrive.
     subject  text,
     jobs     bigint,
-    details  jsonb
+    details  jsonb,
+    CONSTRAINT notes_are_short CHECK (length(via) <= 200 AND length(actor) <= 200 AND length(act) <= 64
+                                      AND length(subject) <= 1000)
 );
 CREATE INDEX audit_by_at ON tenure.audit (at);
 CREATE INDEX audit_by_subject ON tenure.audit (subject) WHERE subject IS NOT NULL;
@@ -56,7 +58,7 @@ BEGIN
                SET cancel_requested_at = coalesce(j.cancel_requested_at, clock_timestamp())
              WHERE j.id = cancel.job;
             INSERT INTO tenure.audit (via, act, queue, subject, jobs)
-            VALUES ('sql', 'cancel', live.queue, cancel.job::text, 1);
+            SELECT 'sql', 'cancel', live.queue, cancel.job::text, 1 WHERE live.cancel_requested_at IS NULL;
             -- The row stays locked until the commit.
             PERFORM tenure.limit_idle(greatest(interval '1 second', live.stale_after / 4));
             RETURN 'asked';

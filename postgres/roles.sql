@@ -48,6 +48,9 @@ GRANT EXECUTE ON FUNCTION tenure.link_jobs(uuid[], uuid[], uuid), tenure.add_fol
 -- To hand a job to the relay when NATS did not take its message. By this right a producer can have any job published
 -- again, which is harmless, or hide a due job until the relay finds that it has no message.
 GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
+-- To note the signal of a person. Its program chooses the act and the user of a note, but not the role, the
+-- address and the time.
+GRANT INSERT (via, actor, act, queue, subject, jobs, details) ON tenure.audit TO tenure_producer;
 GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id)
     ON tenure.job_keys TO tenure_producer;
 GRANT SELECT (queue, max_queued) ON tenure.queues TO tenure_producer;

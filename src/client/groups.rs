@@ -507,7 +507,7 @@ impl Tenure {
         name: &str,
         payload: &(impl Serialize + ?Sized),
     ) -> Result<Signalled, SignalError> {
-        Ok(Store::signal_in(tx, job, name, &signal_text(name, payload)?).await?)
+        Ok(Store::signal_in(tx, job, name, &signal_text(name, payload)?, self.actor()).await?)
     }
 
     /// Returns for what these jobs wait, besides their lanes: for other jobs, or for events. A job that waits for

@@ -62,7 +62,7 @@ impl QueueLimits {
     /// Sets how many jobs of the queue may run at once, on all workers together: 1 to 10,000, or `None` for no limit.
     /// Running jobs count, and go on.
     ///
-    /// Claims of a queue with this limit wait for each other: some hundreds of batches a second.
+    /// A claim of a queue with this limit looks at each of its slots, and waits for no other claim.
     pub fn max_running(mut self, jobs: impl Into<Option<u32>>) -> Self {
         self.max_running = jobs.into().into();
         self

@@ -7,8 +7,8 @@ use super::Serve;
 use super::{
     Config, JOBS_PER_MESSAGE_MAX, OWN_SUBJECTS, Timing, TraceParent,
     values::{
-        DATABASE_SCHEMES, NATS_SCHEMES, bytes, duration, has_scheme, kept, kept_as_evidence, long_enough,
-        names, not_empty, path, shown, word, yes_or_no,
+        DATABASE_SCHEMES, NATS_SCHEMES, actors, bytes, duration, has_scheme, kept, kept_as_evidence,
+        long_enough, not_empty, path, shown, word, yes_or_no,
     },
 };
 
@@ -169,7 +169,7 @@ pub(super) static SETTINGS: &[Setting] = &[
         "Who acts by this process, for `tenure audit`: a user, or a program.",
         "of a command, the system's user",
         |config, text| {
-            config.actor = Actor::new(text);
+            config.actor = Actor::program(text);
             Ok(())
         },
         |config| config.actor.name().map(str::to_owned),
@@ -391,10 +391,10 @@ pub(super) static SETTINGS: &[Setting] = &[
     optional(
         "TENURE_SERVE_ACTORS",
         "With `TENURE_SERVE_AUTH=proxy`: the users who may act, as the proxy names them, separated by commas; the \
-         others may only look.",
+         others may only look. A user with queues, as in `ada,grace=mail+billing`, may act on these alone.",
         "every user",
         |config, text| {
-            config.serve.actors = Some(names(text)?);
+            config.serve.actors = Some(actors(text)?);
             Ok(())
         },
         |config| config.serve.actors.as_ref().map(|names| names.join(",")),

@@ -40,6 +40,23 @@ pub(super) fn names(text: &str) -> Result<Vec<String>, &'static str> {
     if names.is_empty() { Err("one or more names, separated by commas") } else { Ok(names) }
 }
 
+/// Parses users, each perhaps with the queues that it may act on.
+pub(super) fn actors(text: &str) -> Result<Vec<String>, &'static str> {
+    let entries = names(text)?;
+    let is_right = |entry: &String| match entry.split_once('=') {
+        Some((user, queues)) => {
+            !user.trim().is_empty() && queues.split('+').all(|queue| check_queue(queue.trim()).is_ok())
+        }
+        None => true,
+    };
+    if entries.iter().all(is_right) {
+        return Ok(entries);
+    }
+    Err(
+        "names of users, separated by commas; after a name perhaps the queues that it may act on: ada=mail+billing",
+    )
+}
+
 pub(super) fn yes_or_no(text: &str) -> Result<bool, &'static str> {
     text.parse().map_err(|_| "true or false")
 }

@@ -9,13 +9,13 @@ use super::{
     protocol::{Code, Fields, Refusal, json},
 };
 use crate::{
-    EnqueueError,
+    EnqueueError, Tenure,
     client::{
         enqueue::JobRequest,
         groups::SignalError,
         jobs::{CancelOutcome, WaitError},
     },
-    job::{JobId, Status},
+    job::{JobId, Status, actor::Actor},
     store::{JobRow, groups::Signalled},
 };
 
@@ -126,9 +126,14 @@ impl Gateway {
         }
     }
 
+    /// A client is a program, which NATS does not name to the gateway.
+    fn by_gateway(&self) -> Tenure {
+        self.0.tenure.acting_as(Actor::default().via("gateway"))
+    }
+
     pub(super) async fn cancel(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
         let job = self.job_of(queue, request).await?;
-        let (cancelled, asked) = match self.0.tenure.cancel(job.id).await? {
+        let (cancelled, asked) = match self.by_gateway().cancel(job.id).await? {
             CancelOutcome::Cancelled => (true, false),
             CancelOutcome::Asked { .. } => (false, true),
             CancelOutcome::Finished { status } => (status == Status::Cancelled, false),
@@ -145,7 +150,7 @@ impl Gateway {
         let payload = RawValue::from_string(payload)
             .map_err(|error| Refusal::new(Code::BadRequest, error.to_string()))?;
         let job = self.job_of(queue, request).await?.id;
-        let told = self.0.tenure.signal(job, &name, &payload).await.map_err(|error| match error {
+        let told = self.by_gateway().signal(job, &name, &payload).await.map_err(|error| match error {
             SignalError::Store(error) => error.into(),
             error => Refusal::new(Code::BadRequest, error.to_string()),
         })?;

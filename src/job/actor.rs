@@ -15,19 +15,31 @@ const NAME_MAX: usize = 200;
 pub struct Actor {
     name: Option<String>,
     via: String,
+    /// Whether a person acts: a signal of a program is the course of its jobs.
+    is_person: bool,
 }
 
 impl Default for Actor {
     /// A program that names no user.
     fn default() -> Self {
-        Self { name: None, via: "library".into() }
+        Self { name: None, via: "library".into(), is_person: false }
     }
 }
 
 impl Actor {
     /// A user, as the program knows them. Control characters are left out, and what exceeds 200 characters.
     pub fn new(name: &str) -> Self {
-        Self { name: Some(kept(name)), ..Self::default() }
+        Self { name: Some(kept(name)), is_person: true, ..Self::default() }
+    }
+
+    /// The program itself, by the name that its settings give it.
+    pub(crate) fn program(name: &str) -> Self {
+        Self { is_person: false, ..Self::new(name) }
+    }
+
+    /// Whether it is a user, and no program.
+    pub(crate) fn is_person(&self) -> bool {
+        self.is_person
     }
 
     /// By what the user acts, such as a part of the program. Without it, `library`. Kept as the name is.

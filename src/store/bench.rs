@@ -53,6 +53,8 @@ pub struct BenchCounters {
     pub updates: i64,
     pub hot_updates: i64,
     pub transactions: i64,
+    /// Those that Postgres or a program has given up.
+    pub rollbacks: i64,
 }
 
 const STATE: &str = "
@@ -133,7 +135,8 @@ SELECT current_setting('max_connections')::bigint - current_setting('superuser_r
        - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS free";
 
 const COUNTERS: &str = "
-SELECT t.n_tup_upd AS updates, t.n_tup_hot_upd AS hot_updates, d.xact_commit AS transactions
+SELECT t.n_tup_upd AS updates, t.n_tup_hot_upd AS hot_updates, d.xact_commit AS transactions,
+       d.xact_rollback AS rollbacks
   FROM pg_stat_user_tables t, pg_stat_database d
  WHERE t.schemaname = 'tenure' AND t.relname = 'jobs' AND d.datname = current_database()";
 
@@ -289,6 +292,7 @@ impl Store {
             updates: row.try_get("updates")?,
             hot_updates: row.try_get("hot_updates")?,
             transactions: row.try_get("transactions")?,
+            rollbacks: row.try_get("rollbacks")?,
         })
     }
 

@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::{PgConnection, Row, postgres::PgRow, query};
+use sqlx::{
+    PgConnection, Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query,
+    query::Query,
+};
 use uuid::Uuid;
 
 use super::{
@@ -229,6 +234,15 @@ pub(crate) async fn join_edges(
     Ok(query(JOIN_EDGES).bind(jobs).bind(member).execute(connection).await?.rows_affected())
 }
 
+/// The signal of a person is noted; that of a program is the course of its jobs.
+fn signal<'q>(job: JobId, name: &'q str, payload: &'q str, by: &Actor) -> Query<'q, Postgres, PgArguments> {
+    if by.is_person() {
+        query(SIGNAL_BY).bind(job).bind(name).bind(payload).bind(by.bound())
+    } else {
+        query(SIGNAL).bind(job).bind(name).bind(payload)
+    }
+}
+
 impl Store {
     /// Works off at most `most` ends of jobs of groups. Returns the jobs to publish, and whether there is more to do.
     pub(crate) async fn release_followers(&self, most: i32) -> Result<(Vec<DueJob>, bool), StoreError> {
@@ -311,12 +325,7 @@ impl Store {
         payload: &str,
         by: &Actor,
     ) -> Result<Signalled, StoreError> {
-        let signal = if by.name().is_some() {
-            query(SIGNAL_BY).bind(job).bind(name).bind(payload).bind(by.bound())
-        } else {
-            query(SIGNAL).bind(job).bind(name).bind(payload)
-        };
-        let rows = self.rows(signal).await?;
+        let rows = self.rows(signal(job, name, payload, by)).await?;
         Ok(Signalled::of(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("answer")?))
     }
 
@@ -326,8 +335,9 @@ impl Store {
         job: JobId,
         name: &str,
         payload: &str,
+        by: &Actor,
     ) -> Result<Signalled, StoreError> {
-        let row = query(SIGNAL).bind(job).bind(name).bind(payload).fetch_one(connection).await?;
+        let row = signal(job, name, payload, by).fetch_one(connection).await?;
         Ok(Signalled::of(row.try_get("answer")?))
     }
 

@@ -53,6 +53,7 @@ async fn acts(tenure: &Tenure) -> Vec<(String, Option<String>, Option<String>, O
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one act after the other")]
 async fn each_act_is_noted_once_with_what_it_was_on_and_how_many_jobs() {
     let bench = bench().await;
     let by = bench.tenure.acting_as(Actor::new("alice").via("back office"));
@@ -96,6 +97,7 @@ async fn each_act_is_noted_once_with_what_it_was_on_and_how_many_jobs() {
     expected.push(("put_lanes", Some("l"), None, None));
     by.set_lane("l", "org-7", LaneOptions::new().weight(2.0)).await.unwrap();
     expected.push(("set_lane", Some("l"), Some("org-7".into()), None));
+    by.set_lane("l", "org-7", LaneOptions::new().weight(2.0)).await.unwrap();
     by.remove_lanes("l").await.unwrap();
     expected.push(("remove_lanes", Some("l"), None, None));
 
@@ -106,6 +108,27 @@ async fn each_act_is_noted_once_with_what_it_was_on_and_how_many_jobs() {
     expected.push(("pause_schedule", Some("q"), Some("nightly".into()), None));
     by.resume_schedule("nightly").await.unwrap();
     expected.push(("resume_schedule", Some("q"), Some("nightly".into()), None));
+
+    let asked = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap().id;
+    let handler = async |_: Value, ctx: tenure::JobContext| {
+        ctx.cancelled().await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        Ok::<_, tenure::JobError>(tenure::Outcome::Cancel("asked".into()))
+    };
+    let options = tenure::KindOptions::new().keepalive();
+    let worker = tenure::Worker::builder(&bench.tenure).handle_any(options, handler).concurrency("q", 1);
+    let worker = Running::start(worker);
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    // Asked twice, once by SQL: the first is the act.
+    by.cancel(asked).await.unwrap();
+    by.cancel(asked).await.unwrap();
+    bench.execute(&format!("DO $$ BEGIN PERFORM tenure.cancel('{asked}'); END $$")).await;
+    expected.push(("cancel", Some("q"), Some(asked.to_string()), Some(1)));
+    bench.until_finished(asked).await;
+    let id = bench.value::<String>("SELECT worker_id FROM tenure.workers").await;
+    by.drain_worker(&id).await.unwrap();
+    expected.push(("drain_worker", None, Some(id), None));
+    worker.stop().await;
 
     // What changes nothing is no act: not what is so already, and not what a program says at each start.
     by.cancel(one).await.unwrap();
@@ -248,6 +271,14 @@ async fn no_role_chooses_its_name_or_changes_the_audit() {
     let bench = bench_with_servers(|_| {}).await;
     let by = crate::security::with_roles(&bench).await;
     let (operator, of_operator) = by("operator").await;
+    // A producer's user signals, and is noted.
+    let (producer, _) = by("producer").await;
+    let told = waits(&bench).await;
+    producer.acting_as(Actor::new("ann")).signal(told, "approved", &1).await.unwrap();
+    producer.signal(told, "ready", &1).await.unwrap();
+    let rows = operator.audit(&AuditFilter::new().by("a_producer"), 10).await.unwrap();
+    assert!(rows.len() == 1 && rows[0].actor.as_deref() == Some("ann"), "{rows:?}");
+    bench.execute("DELETE FROM tenure.audit").await;
     operator.cancel(waits(&bench).await).await.unwrap();
     operator.pause_queue("q").await.unwrap();
     sqlx::query("SELECT tenure.cancel($1)").bind(waits(&bench).await).execute(&of_operator).await.unwrap();

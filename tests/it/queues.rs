@@ -269,7 +269,7 @@ async fn of_two_claims_of_one_free_slot_one_wins_and_neither_waits() {
     first.rollback().await.unwrap();
 
     // The second has seen the free slot, and stops before it locks it.
-    let line = "WHERE s.queue = $2 AND NOT seen.taken";
+    let line = "WHERE NOT taken AND slot <= (SELECT max_running FROM room)";
     assert_eq!(claim.matches(line).count(), 1);
     let stops = claim.replace(line, &format!("{line} AND (SELECT pg_advisory_xact_lock(7)) IS NOT NULL"));
     let mut gate = bench.pool.begin().await.unwrap();
@@ -364,10 +364,41 @@ async fn an_older_claim_takes_no_slot_that_another_has_taken_meanwhile() {
                   FROM unnest($1::int[], $2::uuid[]) AS u(slot, job_id) WHERE s.queue = 'q' AND s.slot = u.slot";
     let take = sqlx::query(take).bind(vec![1, 2]).bind(ids[1..].to_vec());
     let refused = take.execute(&mut *older).await.unwrap_err();
-    let code = refused.as_database_error().and_then(|error| error.code().map(|code| code.into_owned()));
+    let code = refused.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
     assert_eq!(code.as_deref(), Some("40001"), "{refused}");
     older.rollback().await.unwrap();
     assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
+    // An older change of the limit moves running jobs from slot to slot.
+    bench.execute("UPDATE tenure.jobs SET scheduled_at = now()").await;
+    assert_eq!(claim_by(&bench.pool, statement("claim_limited"), &ids[1..2]).await.0, [ids[1]]);
+    let moved = bench
+        .execute(
+            "UPDATE tenure.queue_slots s SET job_id = o.job_id, fencing_token = o.fencing_token
+               FROM tenure.queue_slots o WHERE o.queue = s.queue AND o.slot = 3 - s.slot",
+        )
+        .await;
+    assert_eq!(moved, 2);
+}
+
+/// Each claim reads all slots: a limit that was high once leaves none behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lowered_limit_leaves_no_spare_slots() {
+    let bench = bench().await;
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(10_000)).await.unwrap();
+    enqueue(&bench, "q", 3).await;
+    let ids = ids(&bench).await;
+    let claim = statement("claim_limited");
+    bench
+        .execute(
+            "UPDATE tenure.queue_slots SET job_id = gen_random_uuid(), fencing_token = 1 WHERE slot < 10000",
+        )
+        .await;
+    assert_eq!(claim_by(&bench.pool, claim, &ids[..1]).await, (ids[..1].to_vec(), Some(9_999)));
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(2)).await.unwrap();
+    assert_eq!(bench.count("tenure.queue_slots").await, 2);
+    assert_eq!(claim_by(&bench.pool, claim, &ids[1..]).await, (ids[1..2].to_vec(), Some(0)));
+    bench.tenure.limit_queue("q", QueueLimits::new().max_running(None)).await.unwrap();
+    assert_eq!(bench.count("tenure.queue_slots").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

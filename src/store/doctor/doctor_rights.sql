@@ -15,6 +15,8 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('producer', 'job_keys', '{SELECT}', '{scope,key,job_id}'),
     ('producer', 'queues', '{SELECT}', '{queue,max_queued}'),
     ('producer', 'queue_stats', '{SELECT}', '{queue,standing,standing_deliveries,standing_of,standing_until}'),
+    ('producer', 'audit', '{INSERT}', '{via,actor,act,queue,subject,jobs,details}'),
+    ('worker', 'audit', '{INSERT}', '{via,actor,act,queue,subject,jobs,details}'),
     ('worker', 'migrations', '{SELECT}', NULL),
     ('worker', 'jobs', '{SELECT,INSERT,DELETE}', NULL),
     ('worker', 'jobs', '{UPDATE}',
@@ -53,6 +55,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'schedules', '{UPDATE}', '{next_at,paused_at,last_tick_at,last_job_id}'),
     ('worker', 'all_jobs', '{SELECT}', NULL),
     ('worker', 'job_executions_all', '{SELECT}', NULL),
+    ('operator', 'audit', '{SELECT}', NULL),
     ('operator', 'queues', '{INSERT,UPDATE,DELETE}', NULL),
     ('operator', 'queue_slots', '{INSERT,UPDATE,DELETE}', NULL),
     ('operator', 'schedules', '{INSERT,UPDATE,DELETE}', NULL),
@@ -100,7 +103,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
             SELECT role, name
               FROM unnest('{worker,operator}'::text[]) AS role,
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
-                           purge_keys,purge_events,keep_last_executions,forget_traces,fence,hold,once,once_store,
+                           purge_keys,purge_events,purge_audit,keep_last_executions,forget_traces,fence,hold,once,once_store,
                            once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes,release_followers,mend_groups,
                            sweep_groups,reopen_edges,redriven_at,await_event,suspended_for,tend_redrives}'::text[]) AS name
              UNION ALL

@@ -25,7 +25,7 @@ WITH picked AS MATERIALIZED (
     SELECT ($2::text[])[1], ($2::text[])[2], 'cancel', CASE WHEN min(queue) = max(queue) THEN min(queue) END,
            CASE WHEN count(*) = 1 THEN min(id::text) END, count(*)
       FROM picked
-     WHERE $2 IS NOT NULL
+     WHERE $2 IS NOT NULL AND (status = 'queued' OR cancel_requested_at IS NULL)
     HAVING count(*) > 0
 ), locked AS MATERIALIZED (
     SELECT 0 AS ord, 'cancelled' AS verdict, NULL::text AS error, NULL::text AS category,

@@ -7,8 +7,8 @@
 WITH redriven AS MATERIALIZED (
     SELECT id FROM tenure.redrive($1) AS id
 ), acted AS MATERIALIZED (
-    -- As the statement began, its dead letter was there.
-    SELECT r.id, d.queue FROM redriven r JOIN tenure.dead_letter_jobs d ON d.id = r.id
+    -- As the statement began, its dead letter was there, unless it has just died.
+    SELECT r.id, d.queue FROM redriven r LEFT JOIN tenure.dead_letter_jobs d ON d.id = r.id
 ), in_audit AS (
     INSERT INTO tenure.audit (via, actor, act, queue, subject, jobs)
     SELECT ($2::text[])[1], ($2::text[])[2], 'redrive', CASE WHEN min(queue) = max(queue) THEN min(queue) END,

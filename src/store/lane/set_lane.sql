@@ -4,7 +4,9 @@
 --   $7 who acts: by what, and the name
 --
 -- No row: the queue has no lanes. The relay looks at the lane at once.
-WITH settings AS (
+WITH before AS MATERIALIZED (
+    SELECT weight, running FROM tenure.lanes WHERE queue = $1 AND lane = $2
+), settings AS (
     UPDATE tenure.lane_settings s SET changed_at = clock_timestamp()
      WHERE s.queue = $1 AND s.removed_at IS NULL
     RETURNING 1
@@ -19,7 +21,8 @@ WITH settings AS (
     RETURNING l.weight, l.running
 ), in_audit AS (
     INSERT INTO tenure.audit (via, actor, act, queue, subject, details)
-    SELECT ($7::text[])[1], ($7::text[])[2], 'set_lane', $1, $2, jsonb_build_object('weight', weight, 'running', running)
-      FROM said
+    SELECT ($7::text[])[1], ($7::text[])[2], 'set_lane', $1, $2, jsonb_build_object('weight', s.weight, 'running', s.running)
+      FROM said s LEFT JOIN before b ON true
+     WHERE (s.weight, s.running) IS DISTINCT FROM (b.weight, b.running)
 )
 SELECT weight, running FROM said

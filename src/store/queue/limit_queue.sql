@@ -21,13 +21,15 @@ WITH before AS MATERIALIZED (
 ), slots AS (
     INSERT INTO tenure.queue_slots AS s (queue, slot, job_id, fencing_token)
     SELECT $1, n, runs.id, runs.fencing_token
-      FROM generate_series(1, greatest($3::int, (SELECT count(*)::int FROM runs),
-                              -- Frees the slots of an older, higher limit: else their jobs would count twice.
-                              (SELECT max(slot) FROM tenure.queue_slots WHERE queue = $1))) AS n
+      FROM generate_series(1, greatest($3::int, (SELECT count(*)::int FROM runs))) AS n
       LEFT JOIN runs ON runs.slot = n
      WHERE $2 AND $3::int IS NOT NULL
         ON CONFLICT (queue, slot) DO UPDATE
        SET job_id = excluded.job_id, fencing_token = excluded.fencing_token
+), spare AS (
+    -- Those of an older, higher limit: each claim reads all.
+    DELETE FROM tenure.queue_slots
+     WHERE queue = $1 AND $2 AND slot > greatest(coalesce($3::int, 0), (SELECT count(*)::int FROM runs))
 ), in_audit AS (
     INSERT INTO tenure.audit (via, actor, act, queue, details)
     SELECT ($6::text[])[1], ($6::text[])[2], 'limit_queue', $1, jsonb_build_object('max_running', s.max_running, 'max_queued', s.max_queued)

@@ -5,6 +5,8 @@
 SELECT id, at, role, address, via, actor, act, queue, subject, jobs, details::text AS details
   FROM tenure.audit
  WHERE ($1::float8 IS NULL OR at > statement_timestamp() - $1 * interval '1 second')
+   -- So that a walk in the order of ids ends there.
+   AND ($1 IS NULL OR id >= (SELECT min(id) FROM tenure.audit WHERE at > statement_timestamp() - $1 * interval '1 second'))
    AND ($2::text IS NULL OR queue = $2)
    AND ($3::text IS NULL OR act = $3)
    AND ($4::text IS NULL OR actor = $4 OR role = $4)

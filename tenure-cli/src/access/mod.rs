@@ -4,9 +4,10 @@
 mod gate;
 mod guesses;
 mod known;
+mod scope;
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -24,6 +25,7 @@ pub(crate) use gate::Gate;
 use guesses::{Guesser, Guesses, Met, NotSignedIn};
 use known::Cookies;
 pub(crate) use known::Remember;
+use scope::Scope;
 use tenure::internals::{Serve, duration::written};
 
 /// The headers in which proxies name the user.
@@ -80,17 +82,19 @@ pub(crate) struct Who {
     pub(crate) name: String,
     /// Why this user or program may only look; `None`: it may act.
     pub(crate) only_looks: Option<String>,
+    /// The queues that it may act on.
+    pub(crate) scope: Scope,
     /// The cookie that the browser shall hold from now on.
     pub(crate) remember: Option<Remember>,
 }
 
 impl Who {
     fn person(name: impl Into<String>) -> Self {
-        Self { name: name.into(), only_looks: None, remember: None }
+        Self { name: name.into(), only_looks: None, scope: Scope::default(), remember: None }
     }
 
     fn viewer(name: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { name: name.into(), only_looks: Some(why.into()), remember: None }
+        Self { name: name.into(), only_looks: Some(why.into()), scope: Scope::default(), remember: None }
     }
 }
 
@@ -157,7 +161,7 @@ pub(crate) struct Access {
     viewer_cookies: Option<Cookies>,
     is_behind_proxy: bool,
     /// The users behind the proxy who may act; `None`: all of them.
-    actors: Option<BTreeSet<String>>,
+    actors: Option<BTreeMap<String, Scope>>,
     guesses: Guesses,
 }
 
@@ -219,7 +223,10 @@ impl Access {
             cookies: serve.password.as_deref().map(|password| Cookies::of(&serve.user, password)),
             viewer_cookies: serve.viewer_password.as_deref().map(|password| Cookies::of(VIEWER, password)),
             is_behind_proxy: serve.is_behind_proxy,
-            actors: serve.actors.as_ref().map(|names| names.iter().cloned().collect()),
+            actors: serve
+                .actors
+                .as_ref()
+                .map(|entries| entries.iter().map(|entry| Scope::of(entry)).collect()),
             guesses: Guesses::new(),
         })
     }
@@ -351,7 +358,9 @@ impl Access {
             return Who::viewer(name, "the proxy sends more than one user name, so this one may be forged.");
         }
         match first {
-            Some(first) if actors.contains(first) => Who::person(name),
+            Some(first) if let Some(scope) = actors.get(first) => {
+                Who { scope: scope.clone(), ..Who::person(name) }
+            }
             Some(_) => {
                 let why = format!("{name} may only look. TENURE_SERVE_ACTORS lists the users who may act.");
                 Who::viewer(name, why)

@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
 
-use super::{Api, Failure, body, json, query::Query};
+use super::{Api, Failure, body, json, query::Query, tenures::check};
 use crate::access::Who;
 use tenure::{JobRequest, OnExpiry, internals::MAX_ATTEMPTS_DEFAULT};
 
@@ -143,6 +143,7 @@ pub(super) async fn enqueue(
     let what = format!("a payload has at most {} bytes (TENURE_PAYLOAD_BYTES_MAX)", api.payload_bytes_max);
     let mut job: NewJob = body::parsed(&body::received(body, most, &what).await?)?;
     let key = key(job.unique_key.take(), &headers)?;
+    check(&who, &job.queue)?;
     let (queue, kind) = (job.queue.clone(), job.kind.clone());
     let payload = std::mem::take(&mut job.payload);
     let request = JobRequest::from_json(&job.queue, &job.kind, Box::<str>::from(payload))

@@ -80,9 +80,9 @@ pub(super) async fn cancel(
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
     body::empty(body).await?;
-    let actor = Actor::new(&who.name).via("api");
+    let (actor, of) = (Actor::new(&who.name).via("api"), who.clone());
     let outcome = api
-        .act(|api| async move { Ok(api.tenures.of_job(id).await?.acting_as(actor).cancel(id).await?) })
+        .act(|api| async move { Ok(api.tenures.acted_on(id, &of).await?.acting_as(actor).cancel(id).await?) })
         .await?;
     tracing::info!(who = who.name, job = %id, action = "cancel", ?outcome, "API action done");
     match outcome {
@@ -102,9 +102,9 @@ pub(super) async fn retry(
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
     body::empty(body).await?;
-    let actor = Actor::new(&who.name).via("api");
+    let (actor, of) = (Actor::new(&who.name).via("api"), who.clone());
     let outcome = api
-        .act(|api| async move { Ok(api.tenures.of_job(id).await?.acting_as(actor).retry(id).await?) })
+        .act(|api| async move { Ok(api.tenures.acted_on(id, &of).await?.acting_as(actor).retry(id).await?) })
         .await?;
     tracing::info!(who = who.name, job = %id, action = "retry", ?outcome, "API action done");
     match outcome {

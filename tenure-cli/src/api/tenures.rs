@@ -5,10 +5,12 @@
 
 use std::{cmp::Reverse, time::Duration};
 
+use axum::http::StatusCode;
 use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
 use tokio::time::timeout;
 
 use super::Failure;
+use crate::access::Who;
 use tenure::{
     Enqueued, Health, JobId, JobRequest, StoreError, Tenure,
     cells::Cells,
@@ -43,6 +45,13 @@ impl Part {
             Err(_) => Err(format!("Postgres did not answer within {}", written(WITHIN))),
         }
     }
+}
+
+/// Refuses an act on a queue that is not among those of the user.
+pub(super) fn check(who: &Who, queue: &str) -> Result<(), Failure> {
+    who.scope
+        .check(&who.name, Some(queue))
+        .map_err(|why| Failure::new(StatusCode::FORBIDDEN, "other_queue", why))
 }
 
 /// The only tenure, or those of all cells.
@@ -98,6 +107,16 @@ impl Tenures {
     }
 
     /// Returns the tenure that has a job. Does not ask if there is only one.
+    /// Returns the tenure of a job that a user wants to act on.
+    pub(super) async fn acted_on(&self, id: JobId, who: &Who) -> Result<&Tenure, Failure> {
+        if who.scope.is_all() {
+            return self.of_job(id).await;
+        }
+        let (tenure, job) = self.find(id).await?;
+        check(who, &job.queue)?;
+        Ok(tenure)
+    }
+
     pub(super) async fn of_job(&self, id: JobId) -> Result<&Tenure, Failure> {
         match self.only() {
             Some(only) => Ok(only),

@@ -67,8 +67,8 @@ impl Arena {
         } else {
             let folder = private_folder()?;
             let is_of_fleets = plan.works.iter().any(|work| matches!(work, Work::Idle | Work::Grow));
-            let settings: Vec<_> =
-                SETTINGS.into_iter().chain(is_of_fleets.then_some(MANY_CONNECTIONS)).collect();
+            let has_many = is_of_fleets || plan.works.contains(&Work::Lanes);
+            let settings: Vec<_> = SETTINGS.into_iter().chain(has_many.then_some(MANY_CONNECTIONS)).collect();
             let postgres = Postgres::start_with(&folder.path().join("postgres"), true, &settings)?;
             let nats = folder.path().join("nats");
             let (nats, monitor) = if is_of_fleets {

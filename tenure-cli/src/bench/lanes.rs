@@ -20,7 +20,8 @@ const JOBS_PER_LANE: usize = 20;
 const RUNNING: u32 = 2;
 /// The limit of the queue beside which a lane drains.
 const LIMIT: u32 = 80;
-const WORKERS_OF_LIMIT: usize = 4;
+/// How many workers, and the slots of each.
+const WORKERS_OF_LIMIT: [(usize, u32); 2] = [(4, LIMIT), (80, 4)];
 /// How often another lane enqueues one job.
 const PACE: Duration = Duration::from_millis(50);
 /// Starts a second.
@@ -145,27 +146,39 @@ async fn rate(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result
     arena.clear(&queue).await
 }
 
-/// Four workers drain a queue with a limit, and a queue that is one lane of that limit.
+/// Few workers, and then many, drain a queue with a limit, and a queue that is one lane of that limit. Of many workers,
+/// most find the queue full: their claims must not wait for each other in vain.
 async fn limited(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
-    let mut rates = [0.0; 2];
-    for (at, name) in
-        ["drain, four workers, one lane of 80", "drain, four workers, max_running 80"].into_iter().enumerate()
-    {
-        let (queue, jobs) = (arena.queue(), plan.jobs / 2);
-        if at == 0 {
-            arena.tenure.put_lanes(&queue, Lanes::new().running(LIMIT)).await?;
-        } else {
-            arena.tenure.limit_queue(&queue, QueueLimits::new().max_running(LIMIT)).await?;
-        }
-        fill(arena, &queue, jobs, 1).await?;
-        let workers: Vec<_> = (0..WORKERS_OF_LIMIT)
-            .map(|_| arena.worker(&queue, LIMIT, WorkerMode::Decode))
-            .collect::<anyhow::Result<_>>()?;
-        rates[at] = drained(arena, &queue, jobs).await?;
-        drop(workers);
-        let value = values.add(name, "jobs/s", rates[at]);
-        if at == 1 {
-            value.ratio = Some(Ratio::of("drain, four workers, one lane of 80", rates[1] / rates[0]));
+    for (workers, slots) in WORKERS_OF_LIMIT {
+        let (lane, limit) = (
+            format!("drain, {workers} workers, one lane of {LIMIT}"),
+            format!("drain, {workers} workers, max_running {LIMIT}"),
+        );
+        let mut rates = [0.0; 2];
+        for (at, name) in [lane.clone(), limit].into_iter().enumerate() {
+            let (queue, jobs) = (arena.queue(), plan.jobs / 2);
+            if at == 0 {
+                arena.tenure.put_lanes(&queue, Lanes::new().running(LIMIT)).await?;
+            } else {
+                arena.tenure.limit_queue(&queue, QueueLimits::new().max_running(LIMIT)).await?;
+            }
+            let started: Vec<_> = (0..workers)
+                .map(|_| arena.worker(&queue, slots, WorkerMode::Decode))
+                .collect::<anyhow::Result<_>>()?;
+            arena.workers_ready(&queue, workers).await?;
+            let before = arena.tenure.store().bench_counters().await?.rollbacks;
+            fill(arena, &queue, jobs, 1).await?;
+            rates[at] = drained(arena, &queue, jobs).await?;
+            drop(started);
+            // A session tells of its transactions once it has been idle for a second, or has ended.
+            sleep(Duration::from_secs(3)).await;
+            let rollbacks = arena.tenure.store().bench_counters().await?.rollbacks - before;
+            let given_up = format!("{name}: transactions given up");
+            let value = values.add(name, "jobs/s", rates[at]);
+            if at == 1 {
+                value.ratio = Some(Ratio::of(lane.clone(), rates[1] / rates[0]));
+            }
+            values.add(given_up, "", f64::from(i32::try_from(rollbacks)?));
         }
     }
     Ok(())

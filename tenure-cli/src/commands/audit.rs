@@ -91,7 +91,7 @@ fn list(acts: &[AuditRow]) -> Table {
             print::printable(&act.via),
             act.address.clone().unwrap_or_else(|| "this host".into()),
             print::printable(&act.act),
-            act.queue.clone().unwrap_or_default(),
+            print::printable(act.queue.as_deref().unwrap_or_default()),
             print::printable(act.subject.as_deref().unwrap_or_default()),
             act.jobs.map(|jobs| jobs.to_string()).unwrap_or_default(),
             print::printable(act.details.as_ref().map_or("", |details| details.get())),

@@ -24,7 +24,7 @@ impl Cli {
         let settings = self.settings()?;
         let Some(name) = &self.cell else {
             let mut config = settings.config()?;
-            acted_by_a_command(&mut config);
+            self.names_its_user(&mut config);
             return Ok(config);
         };
         let none = || {
@@ -41,8 +41,24 @@ impl Cli {
             .ok_or_else(|| Usage(format!("there is no cell {name:?}; the file has: {known}")))?;
         // One process, one cell: the address is its own.
         config.listen = layout.listen();
-        acted_by_a_command(&mut config);
+        self.names_its_user(&mut config);
         Ok(config)
+    }
+
+    /// Names who acts by a command: the setting, or the system's user and host. What runs on acts for others.
+    fn names_its_user(&self, config: &mut Config) {
+        if let Command::Work(_) | Command::Gateway | Command::Serve(_) = self.command {
+            return;
+        }
+        let variable = |name| std::env::var(name).ok().filter(|user: &String| !user.is_empty());
+        let user = || {
+            variable("USER")
+                .or_else(|| variable("LOGNAME"))
+                .unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+        };
+        let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let named = config.actor.name().map_or_else(|| format!("{}@{}", user(), host()), str::to_owned);
+        config.actor = Actor::new(&named).via("command line");
     }
 
     /// The cells, if there are several, and the command is not for one of them alone.
@@ -50,7 +66,7 @@ impl Cli {
         if self.cell.is_some() || !self.command.reads_settings() {
             return Ok(None);
         }
-        Ok(self.settings()?.layout()?.map(|layout| layout.each_config(acted_by_a_command)))
+        Ok(self.settings()?.layout()?.map(|layout| layout.each_config(|config| self.names_its_user(config))))
     }
 
     /// Connects to all cells, if there are several, and the command is not for one of them alone.
@@ -98,19 +114,6 @@ impl Cli {
     pub(super) async fn connect_to_any(&self) -> anyhow::Result<Tenure> {
         Ok(Tenure::connect(&self.config()?).await?)
     }
-}
-
-/// Names who acts by this command: the setting, or the system's user and host.
-fn acted_by_a_command(config: &mut Config) {
-    let variable = |name| std::env::var(name).ok().filter(|user: &String| !user.is_empty());
-    let user = || {
-        variable("USER")
-            .or_else(|| variable("LOGNAME"))
-            .unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
-    };
-    let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let named = config.actor.name().map_or_else(|| format!("{}@{}", user(), host()), str::to_owned);
-    config.actor = Actor::new(&named).via("command line");
 }
 
 impl Command {

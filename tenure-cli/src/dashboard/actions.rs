@@ -97,12 +97,12 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
     said.map(|said| Done { said, to })
 }
 
-fn job(id: &str) -> Result<JobId, Failure> {
+pub(super) fn job(id: &str) -> Result<JobId, Failure> {
     id.parse().map_err(|_| Failure::NotFound(format!("Invalid job ID {id:?}.")))
 }
 
 /// The ticked jobs.
-fn named(ask: &Ask) -> Result<Vec<JobId>, Failure> {
+pub(super) fn named(ask: &Ask) -> Result<Vec<JobId>, Failure> {
     let ids: Vec<_> = ask.form.all("id").map(job).collect::<Result<_, _>>()?;
     match ids.len() {
         0 => Err(Failure::Bad("Tick at least one job.".into())),

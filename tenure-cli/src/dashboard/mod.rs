@@ -12,6 +12,7 @@ mod audit;
 mod cells;
 mod charts;
 mod clock;
+mod cookies;
 mod dead;
 mod enqueue;
 mod graph;
@@ -30,13 +31,13 @@ mod recovery;
 mod redrives;
 mod schedule;
 mod schedules;
+mod scope;
 mod selections;
 mod shared;
 mod worker;
 mod workers;
 
 use std::{
-    borrow::Cow,
     fmt::{Display, Write},
     net::SocketAddr,
     sync::Arc,
@@ -59,6 +60,7 @@ use uuid::Uuid;
 
 use cells::Cell;
 use clock::Clock;
+use cookies::{arrived_by_tls, cookie, keep_cookies_to_tls, set};
 use page::Page;
 use params::Params;
 pub(crate) use queues::State as QueueState;
@@ -337,10 +339,14 @@ async fn check(
                 }
                 remember
             });
+            let is_tls = arrived_by_tls(request.headers());
             request.extensions_mut().insert(who);
             let mut response = next.run(request).await;
             if let Some(remember) = remember {
                 set(&mut response, &remember);
+            }
+            if is_tls {
+                keep_cookies_to_tls(&mut response);
             }
             response
         }
@@ -510,21 +516,6 @@ async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
     response
 }
 
-fn set(response: &mut Response, cookie: &Cookie) {
-    if let Ok(value) = cookie.to_string().parse() {
-        response.headers_mut().append(header::SET_COOKIE, value);
-    }
-}
-
-fn cookie(base: &str, name: impl Into<Cow<'static, str>>, value: String) -> Cookie<'static> {
-    Cookie::build((name, value))
-        // Without a trailing slash, because the address of the page may lack it.
-        .path(if base.is_empty() { "/".to_owned() } else { base.to_owned() })
-        .http_only(true)
-        .same_site(SameSite::Strict)
-        .build()
-}
-
 async fn act(
     view: &Arc<View>,
     mut ask: Ask,
@@ -561,13 +552,30 @@ async fn act(
     }
     let done = {
         let (view, ask, who) = (view.clone(), ask.clone(), who.clone());
-        view.main.clone().spawn(async move { actions::act(&view, &ask, &who).await }).await
+        view.main
+            .clone()
+            .spawn(async move {
+                scope::check(&view, &ask, &who).await?;
+                actions::act(&view, &ask, &who).await
+            })
+            .await
     };
     let mut to = None;
     let (is_done, said) = match done {
         Ok(Ok(done)) => {
             to = done.to;
             (1, done.said)
+        }
+        Ok(Err(failure @ Failure::Refused(_))) => {
+            let action = ask.path.join("/");
+            tracing::warn!(
+                cell = view.cell,
+                who = who.name,
+                action,
+                why = failure.text(),
+                "an action was refused"
+            );
+            return failed(view, &ask, &failure);
         }
         Ok(Err(failure)) if is_filled_in => {
             return again(view.clone(), ask, cookie_token, Some(failure)).await;

@@ -7,7 +7,8 @@ use std::{
 };
 
 use futures::StreamExt;
-use serde_json::Value;
+use serde_json::{Value, json};
+use tenure::{JobRequest, redrives::CalmRedrive, rows::DeadFilter, schedules::Schedule};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpSocket,
@@ -239,5 +240,164 @@ async fn viewers_see_no_forms_and_change_nothing() {
         let output = serve.envs(variables.iter().copied()).output().await.unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(1) && text.contains(told), "{text}");
+    }
+}
+
+/// Users behind a proxy, each with some queues alone, at the pages and at the API.
+#[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one form after the other")]
+async fn a_user_of_some_queues_acts_on_these_alone() {
+    let bench = calm().await;
+    let tenure = &bench.tenure;
+    let job = |queue: &str| JobRequest::new(queue, "k", json!(1)).delay(Duration::from_secs(3_600));
+    let (own, other) =
+        (tenure.enqueue(job("mail")).await.unwrap().id, tenure.enqueue(job("billing")).await.unwrap().id);
+    for (name, queue) in [("own", "mail"), ("other", "billing")] {
+        tenure
+            .put_schedule(Schedule::new(name, "0 3 * * *", JobRequest::new(queue, "k", json!(1))))
+            .await
+            .unwrap();
+    }
+    for queue in ["mail", "billing"] {
+        bench
+            .execute(&format!(
+                "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, attempt, max_attempts, fencing_token,
+                        losses, created_at, scheduled_at, died_at, last_error, category, execution_history)
+                 VALUES (gen_random_uuid(), '{queue}', 'k', '1', 0, 1, 0, 0, now(), now(), now(), 'no', 'permanent', '[]')"
+            ))
+            .await;
+    }
+    let dead = async |queue: &str| {
+        bench
+            .value::<String>(&format!("SELECT id::text FROM tenure.dead_letter_jobs WHERE queue = '{queue}'"))
+            .await
+    };
+    let (own_dead, other_dead) = (dead("mail").await, dead("billing").await);
+    let redrive = |queue: &str| DeadFilter::new().queue(queue);
+    let calm_of = async |queue: &str| {
+        tenure.redrive_calmly(&redrive(queue), CalmRedrive::new()).await.unwrap().unwrap().id
+    };
+    let (own_redrive, other_redrive) = (calm_of("mail").await, calm_of("billing").await);
+
+    let variables = [
+        ("TENURE_SERVE_AUTH", "proxy"),
+        ("TENURE_SERVE_ACTORS", "ada, grace=mail+chat"),
+        ("TENURE_SERVE_API", "true"),
+    ];
+    let dashboard = Dashboard::start(&bench, &["--actions"], &variables).await;
+    let post = async |path: &str, fields: &str, user: &str| {
+        let headers =
+            [("Cookie", "tenure_csrf=abc"), ("Sec-Fetch-Site", "same-origin"), ("X-Forwarded-User", user)];
+        dashboard.ask("POST", path, &headers, &format!("csrf=abc&back=%2Fjobs&{fields}")).await
+    };
+    let shown = "shown=9000000000000000";
+    let schedule = |name: &str, queue: &str| {
+        format!(
+            "name={name}&cron=0+4+*+*+*&time_zone=UTC&queue={queue}&kind=k&payload=1&max_attempts=5&missed=once&overlap=allow"
+        )
+    };
+    // Each refused first: nothing has changed when the one that is allowed comes.
+    for (path, fields) in [
+        (format!("/jobs/{other}/cancel"), String::new()),
+        (format!("/jobs/{other}/retry"), String::new()),
+        (format!("/jobs/{other}/again"), String::new()),
+        (format!("/jobs/{other}/signal"), "event=e&payload=1".into()),
+        ("/jobs/cancel".into(), format!("id={own}&id={other}")),
+        ("/jobs/retry".into(), format!("id={other}")),
+        ("/jobs/cancel".into(), "all=1&selection=x".into()),
+        ("/jobs/cancel".into(), "all=1&selection=x&queue=billing".into()),
+        ("/dead/redrive".into(), format!("id={other_dead}")),
+        ("/dead/redrive".into(), format!("all=1&{shown}")),
+        ("/dead/redrive".into(), format!("all=1&queue=billing&{shown}")),
+        ("/dead/purge".into(), format!("id={own_dead}&id={other_dead}")),
+        ("/dead/purge".into(), format!("all=1&queue=billing&{shown}")),
+        ("/dead/calm".into(), format!("queue=billing&canary=1&{shown}")),
+        ("/dead/calm".into(), format!("canary=1&{shown}")),
+        (format!("/dead/redrives/{other_redrive}/stop"), String::new()),
+        ("/queues/billing/pause".into(), String::new()),
+        ("/queues/billing/resume".into(), String::new()),
+        ("/queues/billing/limit".into(), "max_running=1".into()),
+        ("/workers/any/drain".into(), String::new()),
+        ("/enqueue".into(), "queue=billing&kind=k&payload=1&max_attempts=5".into()),
+        ("/schedule".into(), schedule("new", "billing")),
+        // A schedule of another queue cannot be taken.
+        ("/schedule".into(), schedule("other", "mail")),
+        ("/schedules/other/run".into(), String::new()),
+        ("/schedules/other/pause".into(), String::new()),
+    ] {
+        let refused = post(&path, &fields, "grace").await;
+        assert_eq!(refused.status, 403, "{path} {fields}: {}", refused.body);
+        assert!(refused.body.contains("lets grace act on chat, mail"), "{path}: {}", refused.body);
+    }
+    assert_eq!(bench.count("tenure.audit WHERE via = 'dashboard'").await, 0, "nothing was done");
+    assert_eq!(bench.count("tenure.jobs").await, 2);
+    assert_eq!(lines(&dashboard, "an action was refused")[0]["who"], "grace");
+    for (path, fields) in [
+        (format!("/dead/redrives/{own_redrive}/stop"), String::new()),
+        ("/dead/redrive".into(), format!("id={own_dead}")),
+        ("/queues/mail/pause".into(), String::new()),
+        ("/schedules/own/pause".into(), String::new()),
+        ("/schedules/own/run".into(), "once=a".into()),
+        ("/enqueue".into(), "queue=chat&kind=k&payload=1&max_attempts=5&once=b".into()),
+        (format!("/jobs/{own}/cancel"), String::new()),
+    ] {
+        let done = post(&path, &fields, "grace").await;
+        assert_eq!(done.status, 303, "{path} {fields}: {}", done.body);
+    }
+    let acts = bench
+        .value::<String>("SELECT string_agg(act || ' ' || queue, ', ' ORDER BY id) FROM tenure.audit WHERE via = 'dashboard'")
+        .await;
+    assert_eq!(acts, "stop_redrive mail, redrive mail, pause_queue mail, pause_schedule mail, cancel mail");
+    assert_eq!(post(&format!("/jobs/{other}/cancel"), "", "ada").await.status, 303);
+
+    let api = async |path: &str, body: &str| {
+        let headers = [("X-Forwarded-User", "grace"), ("Content-Type", "application/json")];
+        dashboard.ask("POST", &format!("/api/v1/{path}"), &headers, body).await
+    };
+    let more = tenure.enqueue(job("billing")).await.unwrap().id;
+    for (path, body) in [
+        (format!("jobs/{more}/cancel"), ""),
+        (format!("jobs/{more}/retry"), ""),
+        ("jobs".into(), r#"{"queue": "billing", "kind": "k", "payload": 1}"#),
+    ] {
+        let refused = api(&path, body).await;
+        assert!(refused.status == 403 && refused.body.contains("other_queue"), "{path}: {}", refused.body);
+    }
+    assert_eq!(api("jobs", r#"{"queue": "mail", "kind": "k", "payload": 1}"#).await.status, 201);
+    drop(dashboard);
+
+    let mut serve = bench.program(&["serve", "--actions", "--listen", "127.0.0.1:0"]);
+    let variables = [("TENURE_SERVE_AUTH", "proxy"), ("TENURE_SERVE_ACTORS", "ada=two words")];
+    let output = serve.envs(variables).output().await.unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("ada=mail+billing"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cookies_are_for_tls_alone_where_the_browser_came_by_tls() {
+    let bench = calm().await;
+    let variables = [("TENURE_SERVE_PASSWORD", "correct horse")];
+    let dashboard = Dashboard::start(&bench, &["--actions"], &variables).await;
+    let user = basic("tenure:correct horse");
+    for (proto, is_secure) in [
+        (None, false),
+        (Some("http"), false),
+        (Some("https"), true),
+        (Some("http, https"), true),
+        (Some("https,http"), false),
+    ] {
+        let mut headers = vec![("Authorization", user.as_str())];
+        headers.extend(proto.map(|proto| ("X-Forwarded-Proto", proto)));
+        let page = dashboard.ask("GET", "/jobs", &headers, "").await;
+        let cookies = page.all("set-cookie");
+        // Of the sign-in, and of the forms.
+        assert_eq!(cookies.len(), 2, "{cookies:?}");
+        for cookie in cookies {
+            assert_eq!(cookie.ends_with("; Secure"), is_secure, "{proto:?} {cookie}");
+        }
+        headers.extend([("Cookie", "tenure_csrf=abc"), ("Sec-Fetch-Site", "same-origin")]);
+        let done = dashboard.ask("POST", "/queues/q/pause", &headers, "csrf=abc&back=%2Fjobs").await;
+        let said = done.all("set-cookie").into_iter().find(|of| of.starts_with("tenure_said=")).unwrap();
+        assert_eq!(said.contains("; Secure"), is_secure, "{proto:?} {said}");
     }
 }

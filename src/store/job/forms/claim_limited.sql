@@ -10,7 +10,8 @@
 -- neither waits, and no slot is taken twice.
 -- After a limit was lowered, jobs may run in slots above it, which count. Then only the claim that has locked the first
 -- free slot may go on: two would each count the same of those jobs.
--- The slots are looked up one by one, not joined: the planner could walk a join the wrong way round, over all jobs.
+-- Jobs and slots are looked up one by one, in no plain join: the planner could walk one the wrong way round, over all jobs,
+-- or each slot for each slot.
 -- Made of parts: `scripts/statement claim_limited` prints it whole.
 WITH slots AS MATERIALIZED (
     SELECT s.slot, s.job_id, s.fencing_token,
@@ -26,15 +27,18 @@ WITH slots AS MATERIALIZED (
            (SELECT count(*) FILTER (WHERE taken) AS taken, min(slot) FILTER (WHERE NOT taken) AS first,
                    max(slot) FILTER (WHERE taken) AS highest FROM slots) s
      WHERE q.queue = $2 AND q.max_running IS NOT NULL
+), wanted AS MATERIALIZED (
+    SELECT least(free, cardinality($1::uuid[])) AS slots FROM room
 ), locked AS MATERIALIZED (
     SELECT s.slot
-      FROM tenure.queue_slots s
-      JOIN slots seen ON seen.slot = s.slot
-     WHERE s.queue = $2 AND NOT seen.taken AND s.slot <= (SELECT max_running FROM room)
-       AND s.job_id IS NOT DISTINCT FROM seen.job_id AND s.fencing_token IS NOT DISTINCT FROM seen.fencing_token
-     ORDER BY s.slot
-     LIMIT coalesce((SELECT least(free, cardinality($1::uuid[])) FROM room), 0)
-       FOR NO KEY UPDATE OF s SKIP LOCKED
+      FROM (SELECT slot, job_id, fencing_token FROM slots
+             WHERE NOT taken AND slot <= (SELECT max_running FROM room) ORDER BY slot) seen
+     CROSS JOIN LATERAL (
+           SELECT s.slot FROM tenure.queue_slots s
+            WHERE s.queue = $2 AND s.slot = seen.slot
+              AND s.job_id IS NOT DISTINCT FROM seen.job_id AND s.fencing_token IS NOT DISTINCT FROM seen.fencing_token
+              FOR NO KEY UPDATE SKIP LOCKED) s
+     LIMIT coalesce((SELECT slots FROM wanted), 0)
 ), own AS MATERIALIZED (
     SELECT slot, row_number() OVER (ORDER BY slot) AS n
       FROM locked
@@ -55,5 +59,8 @@ WITH slots AS MATERIALIZED (
       JOIN own ON own.n = c.n
      WHERE s.queue = $2 AND s.slot = own.slot
 )
-SELECT c.*, (SELECT free - (SELECT count(*) FROM claimed)::int FROM room) AS room
+SELECT c.*,
+       -- Others hold the slots that this claim wanted.
+       CASE WHEN (SELECT count(*) FROM own) < (SELECT slots FROM wanted) THEN 0
+            ELSE (SELECT free - (SELECT count(*) FROM claimed)::int FROM room) END AS room
   FROM (SELECT) AS one LEFT JOIN claimed c ON true
