@@ -84,8 +84,8 @@ pub struct AuditRow {
     pub role: String,
     /// The address from which its connection came; `None`: by a socket of the same host.
     pub address: Option<String>,
-    /// By what: `command line`, `dashboard`, `api`, `library`, `sql`, or what [`Actor::via`](crate::audit::Actor::via)
-    /// said.
+    /// By what: `command line`, `dashboard`, `api`, `gateway`, `library`, `sql`, or what
+    /// [`Actor::via`](crate::audit::Actor::via) said.
     pub via: String,
     /// The user, as the program named them.
     pub actor: Option<String>,

@@ -267,6 +267,9 @@ async fn a_handler_sees_why_it_is_stopped() {
     assert_eq!(told.recv().await, Some(CancelReason::Shutdown));
 }
 
+/// The actor of a statement that tenure runs by itself.
+pub const BY_NOBODY: Option<Vec<Option<String>>> = None;
+
 /// Batches of progress and of cancellations meet on the same rows, in any order.
 #[tokio::test(flavor = "multi_thread")]
 async fn cancellations_and_batches_of_progress_never_wait_for_each_other_in_a_circle() {
@@ -295,7 +298,7 @@ async fn cancellations_and_batches_of_progress_never_wait_for_each_other_in_a_ci
                 while Instant::now() < until {
                     ids.rotate_left(7 * n + 1);
                     let query = if n % 2 == 0 {
-                        sqlx::query(cancel).bind(&ids)
+                        sqlx::query(cancel).bind(&ids).bind(BY_NOBODY)
                     } else {
                         sqlx::query(progress)
                             .bind(&ids)

@@ -17,6 +17,7 @@ mod protocol;
 use protocol::{Action, End, Life, Protocol, State, Step};
 
 use crate::{
+    cancel::BY_NOBODY,
     explore::Model as _,
     harness::{bench, statement},
 };
@@ -269,7 +270,12 @@ impl Real {
                 reset.fetch_all(&self.pool).await.unwrap();
             }
             Action::Due => {
-                sqlx::query(statement("run_now")).bind(vec![self.job]).fetch_all(&self.pool).await.unwrap();
+                sqlx::query(statement("run_now"))
+                    .bind(vec![self.job])
+                    .bind(BY_NOBODY)
+                    .fetch_all(&self.pool)
+                    .await
+                    .unwrap();
             }
             Action::Relay => {
                 let due = sqlx::query(statement("take_due")).bind(500_i64);
@@ -297,7 +303,7 @@ impl Real {
                 assert_eq!(lost.fetch_all(&self.pool).await.unwrap().len(), 1, "its message is lost");
             }
             Action::Cancel => {
-                let cancelled = sqlx::query(statement("cancel")).bind(vec![self.job]);
+                let cancelled = sqlx::query(statement("cancel")).bind(vec![self.job]).bind(BY_NOBODY);
                 cancelled.fetch_all(&self.pool).await.unwrap();
             }
             // Postgres does not take part in these.

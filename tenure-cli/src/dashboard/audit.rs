@@ -73,7 +73,7 @@ fn filters(view: &View, ask: &Ask) -> Markup {
         form.filters method="get" action={ (view.base) "/audit" } role="search" {
             @for (name, label, every) in fields {
                 input type="text" name=(name) value=[ask.query.get(name)] placeholder=(every) aria-label=(label)
-                    size="18";
+                    size="14";
             }
             button { "Search" }
         }
