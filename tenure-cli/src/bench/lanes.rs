@@ -33,11 +33,15 @@ fn request(queue: &str, lane: &str, order: usize) -> JobRequest {
     JobRequest::from(order).queue(queue).lane(lane)
 }
 
-/// Enqueues jobs, the first of each lane, then the second of each.
+/// Enqueues jobs, the first of each lane, then the second of each; without lanes, jobs that name none.
 async fn fill(arena: &Arena, queue: &str, jobs: usize, lanes: usize) -> anyhow::Result<()> {
     for first in (0..jobs).step_by(BATCH) {
         let some = first..(first + BATCH).min(jobs);
-        let requests = some.map(|n| request(queue, &format!("lane-{}", n % lanes), n)).collect();
+        let requests = some.map(|n| match lanes {
+            0 => JobRequest::from(Order::example(n)).queue(queue),
+            lanes => request(queue, &format!("lane-{}", n % lanes), n),
+        });
+        let requests = requests.collect();
         arena.enqueue_many(requests).await?;
     }
     arena.tenure.flush().await;
@@ -167,7 +171,7 @@ async fn limited(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Res
                 .collect::<anyhow::Result<_>>()?;
             arena.workers_ready(&queue, workers).await?;
             let before = arena.tenure.store().bench_counters().await?.rollbacks;
-            fill(arena, &queue, jobs, 1).await?;
+            fill(arena, &queue, jobs, usize::from(at == 0)).await?;
             rates[at] = drained(arena, &queue, jobs).await?;
             drop(started);
             // A session tells of its transactions once it has been idle for a second, or has ended.
