@@ -27,7 +27,7 @@ impl Default for Actor {
 }
 
 impl Actor {
-    /// A user, as the program knows them. Control characters are left out, and what exceeds 200 characters.
+    /// A user, as the program knows them. The audit keeps the first 200 characters, without control characters.
     pub fn new(name: &str) -> Self {
         Self { name: Some(kept(name)), is_person: true, ..Self::default() }
     }

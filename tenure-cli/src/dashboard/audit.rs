@@ -43,7 +43,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         section.panel #acts {
             @if acts.is_empty() {
                 div.empty { strong { "No acts" } p
-                    { "Nobody has cancelled, redriven, paused or changed anything here." } }
+                    { "No cancellation, redrive, pause or other change matches." } }
             } @else {
                 (table(view, &acts))
                 (page::pager(&said, newest, older))
