@@ -67,7 +67,7 @@ fn filters(view: &View, ask: &Ask) -> Markup {
         ("by", "Who", "every user and role"),
         ("act", "Act", "every act"),
         ("queue", "Queue", "every queue"),
-        ("on", "On", "a job, lane, schedule, worker"),
+        ("on", "On", "any job or name"),
     ];
     html! {
         form.filters method="get" action={ (view.base) "/audit" } role="search" {
