@@ -114,7 +114,7 @@ impl Tenure {
     /// the same.
     ///
     /// ```no_run
-    /// use tenure::{Tenure, audit::Actor, errors::StoreError};
+    /// use tenure::{StoreError, Tenure, audit::Actor};
     ///
     /// # async fn f(tenure: Tenure, job: tenure::JobId) -> Result<(), StoreError> {
     /// let as_alice = tenure.acting_as(Actor::new("alice").via("back office"));
