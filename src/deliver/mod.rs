@@ -300,7 +300,7 @@ impl Deliver {
             match missed {
                 Missed::Paused => slots.pause(),
                 // A limited queue has learned its room from the claim already.
-                Missed::Full if !slots.is_limited() => slots.has_room(0),
+                Missed::Full if !slots.is_limited() => slots.has_room(0, slots.asks()),
                 _ => {}
             }
         }
@@ -634,11 +634,12 @@ async fn claim_limited(
     slots: &Slots,
     part: &[ClaimRequest],
 ) -> Vec<Result<Option<Claim>, StoreError>> {
+    let since = slots.asks();
     match claimant.store.claim_limited(part, &claimant.worker_id, &claimant.host).await {
         Ok(limited) => {
             match limited.room {
-                Some(room) => slots.has_room(room),
-                None => slots.settings(false, None),
+                Some(room) => slots.has_room(room, since),
+                None => slots.settings(false, None, since),
             }
             metrics::batch("claim", part.len());
             metrics::claims("won", limited.claims.iter().flatten().count());

@@ -246,7 +246,7 @@ async fn a_refused_claim_marks_the_slots_of_a_paused_or_full_queue() {
     };
     let marked = |missed: &Missed, room: Option<usize>| {
         let deliver = deliver_at_once(&place);
-        deliver.slots["q"].settings(false, room);
+        deliver.slots["q"].settings(false, room, deliver.slots["q"].asks());
         deliver.answer(&named, missed.clone(), 1);
         (deliver.slots["q"].is_held(), deliver.slots["q"].is_limited())
     };

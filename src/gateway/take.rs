@@ -268,12 +268,13 @@ impl Gateway {
                 }
             }
             _ => {
+                let since = queue.slots.asks();
                 let said = self.0.store.queue_settings(std::slice::from_ref(&queue.name)).await;
                 let said = said.map_err(Refusal::from);
                 *read = Some((Instant::now(), said.as_ref().err().cloned()));
                 let (paused, room, events) =
                     said?.pop().map_or_else(Default::default, |of| (of.paused, of.room, of.events));
-                queue.slots.settings(paused, room);
+                queue.slots.settings(paused, room, since);
                 self.0.hints.set_events(&queue.name, events);
             }
         }

@@ -31,6 +31,10 @@ struct Queue {
     is_paused: bool,
     /// The number of its jobs that may still start in the whole fleet, as far as known. `None`: no limit.
     room: Option<usize>,
+    /// How many of its jobs have ended here.
+    ended: usize,
+    /// How many workers share the room.
+    sharers: usize,
 }
 
 impl Queue {
@@ -41,7 +45,20 @@ impl Queue {
     fn wants_more(&self) -> bool {
         self.has_more && self.may_start()
     }
+
+    /// Records the room that the database has told, after a question that was asked `since`.
+    fn told(&mut self, room: Option<usize>, since: Ended) {
+        // The database may have looked before these ended. Counted twice, they cost a claim in vain; not counted, they
+        // would leave slots free until the next question.
+        let own = self.ended.wrapping_sub(since.0);
+        // If each worker requested jobs for all of the room, most of their messages would come in vain.
+        self.room = room.map(|room| room.div_ceil(self.sharers.max(1)) + own);
+    }
 }
+
+/// How many jobs of a queue had ended in this process, when it asked the database for the queue's room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ended(usize);
 
 #[derive(Debug)]
 struct Group {
@@ -130,7 +147,15 @@ impl Drop for Slot {
 impl Slots {
     /// Makes a group of `slots` for these queues, each with its weight. `slots` must be at least the number of queues.
     pub(crate) fn shared(slots: usize, queues: &[(String, u32)]) -> HashMap<String, Self> {
-        let new = |weight| Queue { weight, taken: 0, has_more: false, is_paused: false, room: None };
+        let new = |weight| Queue {
+            weight,
+            taken: 0,
+            has_more: false,
+            is_paused: false,
+            room: None,
+            ended: 0,
+            sharers: 1,
+        };
         let group = Arc::new(Group {
             slots,
             queues: Mutex::new(queues.iter().map(|(_, weight)| new(*weight)).collect()),
@@ -195,14 +220,27 @@ impl Slots {
         }
     }
 
+    /// Returns what to give to [`Slots::settings`] or [`Slots::has_room`] with the answer. Call it before you ask.
+    pub(crate) fn asks(&self) -> Ended {
+        Ended(self.group.queues()[self.at].ended)
+    }
+
     /// Records the operator's settings of the queue, and how many more of its jobs may start, if it has a limit.
-    pub(crate) fn settings(&self, is_paused: bool, room: Option<usize>) {
-        self.change(|queue| (queue.is_paused, queue.room) = (is_paused, room));
+    pub(crate) fn settings(&self, is_paused: bool, room: Option<usize>, since: Ended) {
+        self.change(|queue| {
+            queue.is_paused = is_paused;
+            queue.told(room, since);
+        });
+    }
+
+    /// Records how many workers, this one among them, share the room that the next answers tell.
+    pub(crate) fn shared_by(&self, workers: usize) {
+        self.group.queues()[self.at].sharers = workers;
     }
 
     /// Records from a claim how many more jobs may start.
-    pub(crate) fn has_room(&self, room: usize) {
-        self.change(|queue| queue.room = Some(room));
+    pub(crate) fn has_room(&self, room: usize, since: Ended) {
+        self.change(|queue| queue.told(Some(room), since));
     }
 
     /// Records from a claim that the queue is paused.
@@ -212,7 +250,10 @@ impl Slots {
 
     /// Records the end of a job of the queue: another may start.
     pub(crate) fn ended(&self) {
-        self.change(|queue| queue.room = queue.room.map(|room| room + 1));
+        self.change(|queue| {
+            queue.ended = queue.ended.wrapping_add(1);
+            queue.room = queue.room.map(|room| room + 1);
+        });
     }
 
     /// Whether the queue shares its slots with others.
@@ -275,14 +316,48 @@ mod tests {
     #[test]
     fn a_paused_queue_and_a_queue_at_its_limit_request_nothing() {
         let all = group(3, &[1]);
-        all[0].settings(true, None);
+        all[0].settings(true, None, all[0].asks());
         assert_eq!(all[0].available(0), 0);
-        all[0].settings(false, Some(2));
+        all[0].settings(false, Some(2), all[0].asks());
         assert_eq!((all[0].available(0), all[0].available(1)), (2, 1));
-        all[0].has_room(0);
+        all[0].has_room(0, all[0].asks());
         assert_eq!(all[0].available(0), 0);
         all[0].ended();
         assert_eq!(all[0].available(0), 1);
+    }
+
+    #[test]
+    fn a_job_that_ends_while_the_database_looks_leaves_its_room() {
+        let all = group(9, &[1]);
+        all[0].settings(false, Some(0), all[0].asks());
+        let before = all[0].asks();
+        all[0].ended();
+        all[0].has_room(2, before);
+        assert_eq!(all[0].available(0), 3, "the look may have been before the end");
+        all[0].has_room(2, all[0].asks());
+        assert_eq!(all[0].available(0), 2, "this look was after it");
+        let before = all[0].asks();
+        all[0].ended();
+        all[0].settings(false, Some(1), before);
+        assert_eq!(all[0].available(0), 2);
+        all[0].settings(false, None, before);
+        assert!(!all[0].is_limited(), "the limit is gone");
+    }
+
+    #[test]
+    fn workers_that_share_a_limit_request_a_part_of_its_room_each_and_at_least_one() {
+        let all = group(9, &[1]);
+        all[0].shared_by(4);
+        for (room, part) in [(8, 2), (9, 3), (1, 1), (0, 0)] {
+            all[0].has_room(room, all[0].asks());
+            assert_eq!(all[0].available(0), part, "of {room}");
+        }
+        all[0].ended();
+        all[0].ended();
+        assert_eq!(all[0].available(0), 2, "what its own jobs have left is not shared");
+        all[0].shared_by(0);
+        all[0].settings(false, Some(3), all[0].asks());
+        assert_eq!(all[0].available(0), 3);
     }
 
     #[test]
@@ -316,7 +391,7 @@ mod tests {
                 queue.has_more(true);
             }
             assert_eq!(all[1].available(0), 2, "the other has eight ninths");
-            all[0].settings(is_paused, room);
+            all[0].settings(is_paused, room, all[0].asks());
             assert_eq!(all[1].available(0), 9, "the other is {state}");
         }
     }
@@ -337,11 +412,11 @@ mod tests {
         assert!(!wakes(&shared[0], || shared[1].has_more(true)), "nothing has changed");
         assert!(wakes(&shared[0], || shared[1].has_more(false)));
         for slots in [&alone[0], &shared[0]] {
-            assert!(wakes(slots, || slots.settings(false, Some(0))));
-            assert!(wakes(slots, || slots.has_room(1)));
+            assert!(wakes(slots, || slots.settings(false, Some(0), slots.asks())));
+            assert!(wakes(slots, || slots.has_room(1, slots.asks())));
             assert!(wakes(slots, || slots.ended()));
             assert!(wakes(slots, || slots.pause()));
-            slots.settings(false, None);
+            slots.settings(false, None, slots.asks());
             let taken = slots.take(1, 0);
             assert!(wakes(slots, || drop(taken)));
             assert_eq!(slots.taken(), 0);
@@ -371,14 +446,14 @@ mod tests {
         let slots = &alone[0];
         let state = || (slots.is_limited(), slots.is_held(), slots.free(3), slots.free(9));
         assert_eq!(state(), (false, false, 2, 0));
-        slots.settings(false, Some(1));
+        slots.settings(false, Some(1), slots.asks());
         assert_eq!(state(), (true, false, 1, 0));
         slots.ended();
         slots.ended();
         assert_eq!(state(), (true, false, 2, 0), "three may start, but two slots are free");
-        slots.has_room(0);
+        slots.has_room(0, slots.asks());
         assert_eq!(state(), (true, true, 0, 0));
-        slots.settings(true, None);
+        slots.settings(true, None, slots.asks());
         assert_eq!(state(), (false, true, 0, 0));
         slots.ended();
         assert!(!slots.is_limited(), "there is no limit to count against");

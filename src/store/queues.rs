@@ -129,6 +129,8 @@ pub(crate) struct QueueSettings {
     pub(crate) paused: bool,
     /// How many more of its jobs may start, if the queue has a limit.
     pub(crate) room: Option<usize>,
+    /// How many live workers serve it, if it has a limit.
+    pub(crate) workers: usize,
     pub(crate) events: QueueEvents,
 }
 
@@ -183,6 +185,10 @@ impl Store {
                 queue: row.try_get("queue")?,
                 paused: row.try_get("paused")?,
                 room: room.map(|room| usize::try_from(room).unwrap_or(0)),
+                workers: row
+                    .try_get::<Option<i64>, _>("workers")?
+                    .and_then(|workers| usize::try_from(workers).ok())
+                    .unwrap_or_default(),
                 events: events(row)?,
             })
         };

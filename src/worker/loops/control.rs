@@ -119,13 +119,17 @@ impl Work for FollowSettings {
     async fn run(self) {
         let names: Vec<_> = self.queues.names().cloned().collect();
         loop {
+            let since: HashMap<_, _> =
+                self.queues.slots.iter().map(|(name, slots)| (name.clone(), slots.asks())).collect();
             match self.store.queue_settings(&names).await {
                 Ok(said) => {
-                    let mut said: HashMap<_, _> =
-                        said.into_iter().map(|of| (of.queue, (of.paused, of.room, of.events))).collect();
+                    let mut said: HashMap<_, _> = said.into_iter().map(|of| (of.queue.clone(), of)).collect();
                     for (name, slots) in &*self.queues.slots {
-                        let (paused, room, events) = said.remove(name).unwrap_or_default();
-                        slots.settings(paused, room);
+                        let (paused, room, workers, events) = said
+                            .remove(name)
+                            .map_or_else(Default::default, |of| (of.paused, of.room, of.workers, of.events));
+                        slots.shared_by(workers);
+                        slots.settings(paused, room, since[name]);
                         self.hints.set_events(name, events);
                     }
                 }

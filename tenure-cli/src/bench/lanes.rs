@@ -21,7 +21,7 @@ const RUNNING: u32 = 2;
 /// The limit of the queue beside which a lane drains.
 const LIMIT: u32 = 80;
 /// How many workers, and the slots of each.
-const WORKERS_OF_LIMIT: [(usize, u32); 2] = [(4, LIMIT), (80, 4)];
+const WORKERS_OF_LIMIT: [(usize, u32); 3] = [(1, LIMIT), (4, LIMIT), (80, 4)];
 /// How often another lane enqueues one job.
 const PACE: Duration = Duration::from_millis(50);
 /// Starts a second.
@@ -150,8 +150,8 @@ async fn rate(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result
     arena.clear(&queue).await
 }
 
-/// Few workers, and then many, drain a queue with a limit, and a queue that is one lane of that limit. Of many workers,
-/// most find the queue full: their claims must not wait for each other in vain.
+/// One worker, few, and then many drain a queue with a limit, and a queue that is one lane of that limit. Of many
+/// workers, most find the queue full: their claims must not wait for each other in vain.
 async fn limited(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     for (workers, slots) in WORKERS_OF_LIMIT {
         let (lane, limit) = (
