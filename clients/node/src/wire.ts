@@ -83,7 +83,9 @@ export class Wire {
       // The gateway waits for this before it lets go of the jobs that it hands over.
       if (message.reply) message.respond();
     } catch (error) {
-      throw new Unanswered(`${subject}: ${String(error)}`);
+      const why = String(error);
+      const hint = why.includes('no responders') ? 'no gateway answers; start one with `tenure gateway`: ' : '';
+      throw new Unanswered(`${subject}: ${hint}${why}`);
     }
     if (!answer.error) return answer.ok;
     const { code, message, retry } = answer.error;

@@ -218,7 +218,7 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, captured: 
             if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
                 tracing::warn!(error = ?error, "the worker rejected a report of the command");
             }
-        } else if !is_output {
+        } else if !is_output && !text.is_empty() {
             tracing::info!("{text}");
         }
         if output.is_some() {

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import nats
 from nats.aio.client import Client as Nats
 from nats.aio.msg import Msg
-from nats.errors import ConnectionClosedError, MaxPayloadError
+from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersError
 from nats.errors import Error as NatsError
 
 from ._errors import ProtocolError, TenureError
@@ -144,6 +144,8 @@ class Wire:
                 raise TenureError(f"{subject}: {error}") from error
             self._reopen()
             raise Unanswered(f"{subject}: {error}") from error
+        except NoRespondersError as error:
+            raise Unanswered(f"{subject}: no gateway answers; start one with `tenure gateway` ({error})") from error
         except (NatsError, asyncio.TimeoutError, ValueError, RecursionError) as error:
             raise Unanswered(f"{subject}: {error or type(error).__name__}") from error
         late = monotonic() - asked_at - answer.get("ok", {}).get("waited_ms", within * 1000 - 1000) / 1000
