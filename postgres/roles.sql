@@ -95,6 +95,12 @@ GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid
       tenure.suspended_for(uuid, text, float8, timestamptz) TO tenure_worker;
 -- A worker goes on with the redrive that an operator has begun.
 GRANT EXECUTE ON FUNCTION tenure.tend_redrives(int) TO tenure_worker;
+-- Quarantines of kinds: a worker counts attempts, and begins and ends a quarantine. The rules are an operator's.
+GRANT SELECT ON tenure.quarantines TO tenure_worker;
+GRANT UPDATE (began_at, ended, failed, counted_from, probe_job, probe_token, probes, last_probe, next_probe_at, called_at)
+    ON tenure.quarantines TO tenure_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.quarantine_counts TO tenure_worker;
+GRANT SELECT, INSERT, DELETE ON tenure.quarantined_jobs TO tenure_worker;
 -- An act is noted by the statement that acts. The role and the address of the connection are not the program's to choose.
 GRANT INSERT (via, actor, act, queue, subject, jobs, details) ON tenure.audit TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.workers TO tenure_worker;
@@ -148,6 +154,7 @@ GRANT UPDATE (changed_at) ON tenure.lane_settings TO tenure_operator;
 -- A calm redrive: it is listed here, and workers go on with it.
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.redrives TO tenure_operator;
 GRANT SELECT, INSERT, DELETE ON tenure.redrive_jobs TO tenure_operator;
+GRANT INSERT, UPDATE, DELETE ON tenure.quarantines TO tenure_operator;
 GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;

@@ -195,6 +195,11 @@ pub mod audit {
     pub use crate::store::{AuditFilter, AuditRow};
 }
 
+/// Kinds that are watched, and those in quarantine: see [`Tenure::put_quarantine`].
+pub mod kinds {
+    pub use crate::client::quarantines::{Quarantine, QuarantineError};
+}
+
 /// Redrives that stop by themselves: see [`Tenure::redrive_calmly`].
 pub mod redrives {
     pub use crate::client::redrives::{CalmRedrive, RedriveError};
@@ -217,7 +222,8 @@ pub mod workers {
 pub mod rows {
     pub use crate::store::{
         DeadCount, DeadFilter, DeadLetter, ExecutionRow, HeldFor, JobEnd, JobFilter, JobRow, JobUpdate,
-        LaneRow, LanesRow, QueueRow, RecoveryRow, RedriveRow, ScheduleRow, StepRow, WorkerRow, WorkerState,
+        LaneRow, LanesRow, QuarantineRow, QueueRow, RecoveryRow, RedriveRow, ScheduleRow, StepRow, WorkerRow,
+        WorkerState,
     };
 }
 

@@ -400,7 +400,7 @@ impl Tenure {
     pub async fn retry_many(&self, jobs: &[JobId]) -> Result<Vec<RetryOutcome>, StoreError> {
         let mut all = Vec::with_capacity(jobs.len());
         for some in jobs.chunks(JOBS_MAX) {
-            let due = self.store().run_now(some, self.actor()).await?;
+            let due = self.store().run_now(some, Some(self.actor())).await?;
             let others: Vec<_> = some.iter().copied().filter(|job| !due.contains(job)).collect();
             let mut redriven = self.redrive(&others).await?.into_iter();
             all.extend(some.iter().map(|job| {

@@ -10,6 +10,7 @@ pub(crate) mod groups;
 pub(crate) mod jobs;
 pub(crate) mod lanes;
 pub(crate) mod queues;
+pub(crate) mod quarantines;
 pub(crate) mod redrives;
 #[cfg(feature = "worker")]
 pub(crate) mod schedules;

@@ -22,7 +22,7 @@ use crate::{
     deliver::{Deliver, Delivered},
     job::{
         attempt::{AttemptOutcome, Reason, RecoveryPath},
-        claim::{Claim, ClaimKey, Missed, ack_for},
+        claim::{Ack, Claim, ClaimKey, Missed, ack_for},
     },
     nats::{Delivery, PullConsumer, slots::Slots},
     observe::metrics::{self, QueueMeasures},
@@ -333,11 +333,16 @@ impl Gateway {
                 queue.measures.redeliveries.increment(1);
             }
             let delivered = deliver.decide(&delivery, |kind| kinds.get(kind)).await;
-            (delivery, delivered)
+            let waits = match &delivered {
+                Delivered::Ours(claim, ..) => self.waits(claim).await,
+                _ => false,
+            };
+            (delivery, delivered, waits)
         }));
         let mut taken = Taken::default();
-        for (delivery, delivered) in decided.await {
+        for (delivery, delivered, waits) in decided.await {
             match delivered {
+                Delivered::Ours(..) if waits => delivery.receipt.send(Ack::Done).await,
                 Delivered::Ours(claim, _reservation, dispatch) => {
                     queue.measures.wait.record(claim.waited);
                     queue.measures.rates.claimed(claim.waited);
@@ -357,6 +362,15 @@ impl Gateway {
             }
         }
         taken
+    }
+
+    /// Whether the job waits for the end of a quarantine. If that cannot be written, it runs.
+    async fn waits(&self, claim: &Claim) -> bool {
+        let settle = &self.0.settle;
+        match settle.quarantine().holds(&claim.kind, claim.key).await {
+            Some(waits) => settle.snooze(claim, waits).await,
+            None => false,
+        }
     }
 
     fn receipt(

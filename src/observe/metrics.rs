@@ -59,7 +59,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "prometheus", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 52] = {
+pub(crate) const METRICS: [(&str, Type, &str); 54] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
@@ -110,9 +110,15 @@ pub(crate) const METRICS: [(&str, Type, &str); 52] = {
         ("tenure_queue_max_queued", Gauge, "How many jobs may be queued in the queue."),
         ("tenure_unserved_jobs", Gauge, "Jobs and submissions that no live worker runs."),
         ("tenure_put_off_jobs", Gauge, "Jobs that workers without their kind have put off."),
+        (
+            "tenure_kind_quarantined",
+            Gauge,
+            "1 while the kind is in quarantine: most of its attempts have failed.",
+        ),
         ("tenure_misnamed_messages", Gauge, "Messages whose subject names no valid queue or kind."),
         ("tenure_relay_lag_seconds", Gauge, "How long a due job has waited to be published."),
         ("tenure_dead_jobs", Gauge, "Dead letters in the database."),
+        ("tenure_dead_group_jobs", Gauge, "Dead letters of the last hour whose errors read alike."),
         ("tenure_workers", Gauge, "Workers alive, by their rows in Postgres."),
         ("tenure_stats_age_seconds", Gauge, "How long ago the fleet was measured."),
         (
@@ -443,6 +449,18 @@ impl Gauges {
     #[expect(clippy::cast_precision_loss, reason = "jobs are fewer than 2^52")]
     pub(crate) fn put_off(&self, queue: &str, kind: &str, jobs: i64) {
         self.gauge("tenure_put_off_jobs", &[("queue", queue), ("kind", kind)]).set(jobs as f64);
+    }
+
+    /// Sets how many dead letters of the last hour a group has.
+    #[expect(clippy::cast_precision_loss, reason = "rows are fewer than 2^52")]
+    pub(crate) fn dead_group(&self, queue: &str, kind: &str, category: &str, group: &str, jobs: i64) {
+        let labels = [("queue", queue), ("kind", kind), ("category", category), ("group", group)];
+        self.gauge("tenure_dead_group_jobs", &labels).set(jobs as f64);
+    }
+
+    /// Sets whether a kind is in quarantine.
+    pub(crate) fn quarantine(&self, kind: &str, is_quarantined: bool) {
+        self.gauge("tenure_kind_quarantined", &[("kind", kind)]).set(f64::from(u8::from(is_quarantined)));
     }
 
     /// Sets how many messages of the stream no worker can read.

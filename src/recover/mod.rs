@@ -17,6 +17,7 @@
 pub(crate) mod cron;
 pub(crate) mod groups;
 pub(crate) mod lanes;
+pub(crate) mod quarantines;
 pub(crate) mod reconcile;
 pub(crate) mod redrives;
 pub(crate) mod relay;

@@ -18,6 +18,7 @@ use crate::{
     run::{
         context::JobContext,
         layers::{self, Call, Layer, Next},
+        quarantine::InQuarantine,
         running::{CancelReason, OnCrash, OnWriteLoss, Rules, RunningJob},
         threads::{Threads, Watched},
     },
@@ -555,6 +556,8 @@ pub(crate) enum Ended {
     Dropped,
     /// The handler never began: no thread was free in time.
     NeverBegan,
+    /// The handler may not run now: its kind is in quarantine.
+    Quarantined(InQuarantine),
 }
 
 /// Runs a handler to its end. Asks it to stop when it exceeds its `timeout`, and drops it if it does not

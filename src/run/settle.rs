@@ -37,12 +37,15 @@ use crate::{
         repeats, trace,
     },
     proof::fault,
-    run::{hints::Hints, lanes::EndedLanes, running::RunningJob},
+    run::{hints::Hints, lanes::EndedLanes, quarantine::Quarantine, running::RunningJob},
     store::{
         AttemptEnd, Completion, Keeps, LockPolicy, Store, StoreError,
         batch::{Batcher, halve, in_order},
     },
 };
+
+#[cfg(feature = "gateway")]
+use crate::{job::claim::Claim, run::quarantine::InQuarantine};
 
 /// The result of writing a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +66,7 @@ pub(crate) struct Settle {
     ended_lanes: EndedLanes,
     /// Notified when a job has ended for which others may wait.
     ended_members: Arc<Notify>,
+    quarantine: Quarantine,
     completions: Batcher<Completion, Result<bool, StoreError>>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
     /// Retries completions whose rows were locked or refused, without holding up the others.
@@ -93,6 +97,7 @@ impl Settle {
             completions_again: completions(LockPolicy::Skip),
             ends: ends(),
             ends_again: ends(),
+            quarantine: Quarantine::new(store.clone()),
             store,
             hooks,
             hints,
@@ -106,9 +111,26 @@ impl Settle {
         &self.ended_lanes
     }
 
+    /// The kinds that are watched.
+    pub(crate) fn quarantine(&self) -> &Quarantine {
+        &self.quarantine
+    }
+
     /// Is notified when jobs have ended for which others may wait.
     pub(crate) fn ended_members(&self) -> &Arc<Notify> {
         &self.ended_members
+    }
+
+    /// Snoozes a job whose handler has not begun. `false`: Postgres did not answer.
+    #[cfg(feature = "gateway")]
+    pub(crate) async fn snooze(&self, claim: &Claim, InQuarantine { why, delay }: InQuarantine) -> bool {
+        let end =
+            AttemptEnd { delay, error: Some(why), ..AttemptEnd::new(claim.key, AttemptOutcome::Snoozed) };
+        let is_written = matches!(self.ends.run(end).await, Some(Ok(_)));
+        if is_written && let Some(lane) = &claim.lane {
+            self.ended_lanes.note(&claim.queue, lane, claim.key.job);
+        }
+        is_written
     }
 
     /// Writes a verdict, and retries for as long as Postgres is away. `error` is the handler's, for the hooks. `ran` is
@@ -182,6 +204,7 @@ impl Settle {
                 hints.ended(&job.claim, outcome);
             }
             metrics::settled(kind, outcome, ran, measures);
+            self.quarantine.ended(kind, outcome);
             if let Some(rates) = rates {
                 rates.ended(outcome, ran);
                 if outcome == AttemptOutcome::Completed && job.rules.no_history {

@@ -598,8 +598,8 @@ impl Store {
     }
 
     /// Makes jobs that wait for a later time due; returns those that waited.
-    pub(crate) async fn run_now(&self, jobs: &[JobId], by: &Actor) -> Result<Vec<JobId>, StoreError> {
-        let rows = self.rows(query(RUN_NOW).bind(jobs).bind(by.bound())).await?;
+    pub(crate) async fn run_now(&self, jobs: &[JobId], by: Option<&Actor>) -> Result<Vec<JobId>, StoreError> {
+        let rows = self.rows(query(RUN_NOW).bind(jobs).bind(by.map(Actor::bound))).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 }

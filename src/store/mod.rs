@@ -14,6 +14,7 @@
 //! | `recover` | missing messages, workers that are gone, turns and scans |
 //! | `queue` | pauses, limits, schedules |
 //! | `lane` | lanes: their settings, and the release of held jobs |
+//! | `quarantine` | kinds that are watched, and those that mostly fail |
 //! | `gateway` | workers behind a gateway: their rows, and their claims |
 //! | `history` | finished jobs, retention, counts |
 //! | `read`, `doctor` | views for people |
@@ -57,6 +58,7 @@ mod steps;
 mod audit;
 mod cells;
 mod dead;
+mod quarantines;
 mod redrives;
 #[cfg(feature = "internals")]
 mod bench;
@@ -83,6 +85,8 @@ pub use audit::{AuditFilter, AuditRow};
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
 pub use call::{Isolation, Store, StoreError};
 pub(crate) use cells::{BegunMove, Mark, Marked, ScheduleOfQueue};
+#[cfg(feature = "worker")]
+pub(crate) use dead::DeadLately;
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
 #[cfg_attr(
     not(feature = "internals"),
@@ -98,6 +102,10 @@ pub use kinds::{DeadKind, FinishedKind, LiveKind};
 pub use lanes::{HeldFor, LaneRow, LanesRow};
 pub(crate) use lanes::{LanesSeen, NewLanes};
 pub use migrate::{MigrateError, NEEDS};
+pub use quarantines::QuarantineRow;
+pub(crate) use quarantines::QuarantineRule;
+#[cfg(feature = "worker")]
+pub(crate) use quarantines::{KindCounts, ProbeAnswer, WatchedKind};
 pub use queues::QueueRow;
 pub(crate) use queues::{Change, QueueLimit};
 pub(crate) use redrives::NewRedrive;
@@ -357,6 +365,15 @@ statements! {
     DEAD_IDS = "read" "dead_ids";
     REDRIVE = "job" "redrive";
     LIST_AUDIT = "read" "list_audit";
+    PUT_QUARANTINE = "quarantine" "put_quarantine";
+    REMOVE_QUARANTINE = "quarantine" "remove_quarantine";
+    END_QUARANTINE = "quarantine" "end_quarantine";
+    LIST_QUARANTINES = "quarantine" "list_quarantines";
+    WATCHED_KINDS = "quarantine" "watched_kinds";
+    REPORT_QUARANTINE = "quarantine" "report_quarantine";
+    TAKE_PROBE = "quarantine" "take_probe";
+    TEND_QUARANTINES = "quarantine" "tend_quarantines";
+    CALL_QUARANTINED = "quarantine" "call_quarantined";
     START_REDRIVE = "redrive" "start_redrive";
     LIST_REDRIVES = "redrive" "list_redrives";
     STOP_REDRIVE = "redrive" "stop_redrive";
@@ -378,6 +395,7 @@ statements! {
     RECOVERY_EVENTS = "read" "recovery_events";
     RECOVERY_COUNTS = "read" "recovery_counts";
     DEAD_GROUPS = "read" "dead_groups";
+    DEAD_LATELY = "read" "dead_lately";
     COUNT_DEAD = "read" "count_dead";
     COUNT_WAITING = "read" "count_waiting";
     SCHEDULE_JOBS = "read" "schedule_jobs";

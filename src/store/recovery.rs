@@ -168,6 +168,7 @@ impl Store {
             has_lanes: row.try_get("has_lanes")?,
             has_groups: row.try_get("has_groups")?,
             has_redrives: row.try_get("has_redrives")?,
+            has_quarantines: row.try_get("has_quarantines")?,
             has_expiries: row.try_get("has_expiries")?,
             settings: row.try_get("settings")?,
         })

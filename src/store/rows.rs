@@ -295,6 +295,8 @@ pub(crate) struct Turns {
     pub(crate) has_groups: bool,
     /// Whether a calm redrive is open.
     pub(crate) has_redrives: bool,
+    /// Whether a kind is watched.
+    pub(crate) has_quarantines: bool,
     /// Whether a job may expire.
     pub(crate) has_expiries: bool,
     /// A hash of the queues' settings.

@@ -444,7 +444,7 @@ impl TestTenure {
                 panic!("{at}: the job has not ended within {}{hint}:\n{history}", written(limit));
             }
             // Skips the job's wait for a later time.
-            self.store().run_now(&[id], self.actor()).await.unwrap_or_else(|error| fail(at, &error));
+            self.store().run_now(&[id], Some(self.actor())).await.unwrap_or_else(|error| fail(at, &error));
             sleep(LOOK_EVERY).await;
         }
     }

@@ -6,12 +6,18 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     observe::metrics::Gauges,
-    store::{Store, Unserved},
+    store::{DeadLately, Store, Unserved},
 };
 
 /// The most queues whose counts one process exports, and the most kinds of each sort. Each keeps its series until the
 /// process ends, and any NATS client can name a queue. Those with workers, settings or jobs come first.
 const SERIES_MAX: usize = 2_000;
+
+/// How often a process groups the dead letters of the last hour by their errors; how many, at most, and how many of the
+/// largest groups it exports. A group has a series for as long as the process lives.
+const GROUPED_EVERY: Duration = Duration::from_mins(1);
+const GROUPED: i64 = 1_000;
+const GROUPS: i64 = 20;
 
 /// Exports the counts for as long as this future is polled.
 pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) {
@@ -20,6 +26,7 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
     let mut ever_limited: HashSet<String> = HashSet::new();
     let mut ever_held: HashSet<String> = HashSet::new();
     let (mut unserved, mut put_off) = (Kinds::default(), Kinds::default());
+    let mut groups = Groups::default();
     // Until the first count, its age is the time since this process began.
     let (mut age_s, mut read_at) = (0.0, Instant::now());
     loop {
@@ -70,6 +77,7 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
                 gauges.misnamed(fleet.misnamed);
                 let alive = fleet.workers + fleet.draining;
                 gauges.fleet(fleet.relay_lag_s, fleet.dead, alive, fleet.is_held_back);
+                groups.show(store, gauges, fleet.dead > 0).await;
             }
             Err(error) => {
                 tracing::debug!(%error, "could not read the counts of the last scan; the metrics keep the older ones");
@@ -77,6 +85,45 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
         }
         gauges.measured(age_s + read_at.elapsed().as_secs_f64());
         sleep(every().mul_f64(rand::random_range(0.8..1.2))).await;
+    }
+}
+
+/// The groups of dead letters that have a series.
+#[derive(Default)]
+struct Groups {
+    shown: HashSet<DeadLately>,
+    ever: HashSet<DeadLately>,
+    read_at: Option<Instant>,
+}
+
+impl Groups {
+    /// Sets the gauge of each large group, and that of each other one to 0.
+    async fn show(&mut self, store: &Store, gauges: &Gauges, has_dead: bool) {
+        let is_read = self.read_at.is_some_and(|at| at.elapsed() < GROUPED_EVERY);
+        if is_read || (!has_dead && self.shown.is_empty()) {
+            return;
+        }
+        let read = match store.dead_lately(GROUPED, GROUPS).await {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::debug!(%error, "could not group the dead letters; the metrics keep the older ones");
+                return;
+            }
+        };
+        self.read_at = Some(Instant::now());
+        let mut gone = std::mem::take(&mut self.shown);
+        for (of, jobs) in read {
+            if self.ever.len() >= SERIES_MAX && !self.ever.contains(&of) {
+                continue;
+            }
+            gauges.dead_group(&of.queue, &of.kind, &of.category, &of.fingerprint, jobs);
+            gone.remove(&of);
+            self.ever.insert(of.clone());
+            self.shown.insert(of);
+        }
+        for of in gone {
+            gauges.dead_group(&of.queue, &of.kind, &of.category, &of.fingerprint, 0);
+        }
     }
 }
 

@@ -25,6 +25,7 @@ use super::{
         figures::{MeasureMessages, Report, ShowFleet},
         groups::{ReleaseFollowers, TendGroups},
         lanes::{Admit, StandIn, Tidy},
+        quarantine::{TendQuarantines, WatchKinds},
         recovery::{Look, Scan, Sweep},
         redrives::TendRedrives,
         relay::{PublishDue, Reclaim, Relay, Tick},
@@ -51,7 +52,7 @@ use crate::{
     store::{Registration, Store},
 };
 
-/// How often the worker goes on with redrives, at least.
+/// How often the worker goes on with redrives, and judges watched kinds, at least.
 const TENDED_EVERY: Duration = Duration::from_secs(1);
 
 /// A worker that is composed, but not started.
@@ -201,7 +202,6 @@ impl<S: Send + Sync + 'static> Life<S> {
     ) {
         let timing = &self.config.timing;
         let (store, nats, queues) = (|| self.store.clone(), || self.nats.clone(), || self.queues.clone());
-        let gauges = || Gauges::new(self.config.cell.as_deref());
         let (turns, presence) = (|| common.turns.clone(), || common.presence.clone());
         let (relay, worker_id) = (|| common.relay.clone(), || self.worker_id.clone());
         let heartbeat = || self.attempts.heartbeat.clone();
@@ -263,9 +263,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             recovery: self.recovery.clone(),
             worker_id: worker_id(),
         });
-        let every = timing.scan_every;
-        loops.spawn(ShowFleet { store: store(), turns: turns(), scan_every: every, gauges: gauges() });
-        loops.spawn(MeasureMessages { nats: nats(), queues: queues(), every, gauges: gauges() });
+        self.spawn_gauges(loops, common);
         if self.takes_part(Recovery::Scanner) {
             loops.spawn(Scan {
                 store: store(),
@@ -309,6 +307,22 @@ impl<S: Send + Sync + 'static> Life<S> {
         self.health.lacks("gateway", "not tried yet");
         let health = self.health.clone();
         loops.spawn(ReportOthers { gateway: gateway.clone(), health, every: self.config.timing.renew_every });
+    }
+
+    /// What exports gauges of the fleet; a worker learns of quarantines with theirs.
+    fn spawn_gauges(&self, loops: &mut Loops, common: &Common) {
+        let gauges = || Gauges::new(self.config.cell.as_deref());
+        let (nats, queues, scan_every) =
+            (self.nats.clone(), self.queues.clone(), self.config.timing.scan_every);
+        let (store, turns) = (self.store.clone(), common.turns.clone());
+        loops.spawn(ShowFleet { store, turns, scan_every, gauges: gauges() });
+        loops.spawn(MeasureMessages { nats, queues, every: scan_every, gauges: gauges() });
+        let every = (self.config.timing.relay_every * 10).min(TENDED_EVERY);
+        let (quarantine, turns) = (self.attempts.settle.quarantine().clone(), common.turns.clone());
+        loops.spawn(WatchKinds { quarantine, turns: turns.clone(), gauges: gauges(), every });
+        if self.takes_part(Recovery::Relay) {
+            loops.spawn(TendQuarantines { store: self.store.clone(), turns, every });
+        }
     }
 
     fn spawn_relay(&self, loops: &mut Loops, common: &Common) {

@@ -109,6 +109,7 @@ struct State {
     has_lanes: bool,
     has_groups: bool,
     has_redrives: bool,
+    has_quarantines: bool,
     has_expiries: bool,
     settings: Option<String>,
     /// Since when the work has failed without a success.
@@ -209,6 +210,11 @@ impl Turns {
         self.state().has_redrives
     }
 
+    /// Whether a kind is watched, as far as the database has told.
+    pub(super) fn has_quarantines(&self) -> bool {
+        self.state().has_quarantines
+    }
+
     /// Whether a job follows others, as far as the database has told.
     pub(super) fn has_groups(&self) -> bool {
         self.state().has_groups
@@ -279,7 +285,7 @@ impl Turns {
         state.has_silent = told.has_silent;
         (state.has_lanes, state.has_expiries) = (told.has_lanes, told.has_expiries);
         state.has_groups = told.has_groups;
-        state.has_redrives = told.has_redrives;
+        (state.has_redrives, state.has_quarantines) = (told.has_redrives, told.has_quarantines);
         state.next_tick = told.next_tick_s.and_then(|seconds| {
             // Look a little late rather than early: an early look finds nothing.
             let wait = Duration::try_from_secs_f64(seconds.max(0.0)).ok()? + Duration::from_millis(2);

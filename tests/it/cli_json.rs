@@ -90,6 +90,14 @@ impl Compared {
         self.one("stopped redrive", &run(bench, &["dead", "stop", id], 1).await);
     }
 
+    async fn kinds(&mut self, bench: &Bench) {
+        let when = ["kinds", "quarantine", "k", "--when", "failed > 50% of 50 in 5m"];
+        self.one("changed kind", &run(bench, &when, 0).await);
+        self.many("watched kind", &run(bench, &["kinds", "list"], 0).await);
+        self.one("changed kind", &run(bench, &["kinds", "release", "k"], 1).await);
+        self.one("changed kind", &run(bench, &["kinds", "quarantine", "k", "--off"], 0).await);
+    }
+
     async fn groups(&mut self, bench: &Bench) {
         let job = || JobRequest::new("grouped", "k", json!(1));
         let member = job().delay(std::time::Duration::from_secs(3_600));
@@ -175,6 +183,7 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     );
     compared.one("redriven", &run(&bench, &["dead", "redrive", "--kind", "other"], 0).await);
     compared.redrives(&bench).await;
+    compared.kinds(&bench).await;
     bench.until_count("tenure.dead_letter_jobs", 1).await;
     compared.one("dry run", &run(&bench, &["dead", "purge", "--older-than", "0s", "--dry-run"], 0).await);
     compared.one("purged", &run(&bench, &["dead", "purge", "--older-than", "0s"], 0).await);

@@ -216,6 +216,7 @@ async fn the_metrics_page_shows_what_the_worker_has_done() {
     bench.tenure.put_schedule(tenure::schedules::Schedule::new("s", "* * * * * *", tick)).await.unwrap();
     bench.until("EXISTS (SELECT FROM tenure.job_history WHERE kind = 'tick')").await;
     bench.tenure.remove_schedule("s").await.unwrap();
+    bench.tenure.put_quarantine("k", tenure::kinds::Quarantine::when_failed(0.9)).await.unwrap();
     // A worker died long enough ago: its job is reset, and its own late write refused.
     let lost =
         bench.tenure.enqueue(JobRequest::new("q", "lost", json!(1)).delay(Duration::from_secs(3600))).await;
@@ -247,6 +248,7 @@ async fn the_metrics_page_shows_what_the_worker_has_done() {
         "tenure_queue_jobs{queue=\"q\",state=\"scheduled\"} 1",
         "tenure_queue_paused{queue=\"q\"} 0",
         "tenure_dead_jobs 2",
+        "tenure_kind_quarantined{kind=\"k\"} 0",
         "tenure_workers 1",
         "tenure_scanner_held_back 0",
         "tenure_nats_pending{queue=\"q\"} 0",
@@ -274,6 +276,7 @@ async fn the_metrics_page_shows_what_the_worker_has_done() {
         "tenure_slots_free{queue=\"q\"} 4",
         "tenure_queue_oldest_due_seconds{queue=\"q\"} ",
         "tenure_relay_lag_seconds ",
+        "tenure_dead_group_jobs{queue=\"q\",kind=\"k\",category=\"",
         "tenure_stats_age_seconds ",
         "tenure_nats_unacknowledged{queue=\"q\"} ",
         "tenure_build_info{version=\"",

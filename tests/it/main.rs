@@ -66,6 +66,7 @@ mod plans;
 mod producers;
 mod properties;
 mod publish;
+mod quarantine;
 mod queues;
 mod recover;
 mod redrives;

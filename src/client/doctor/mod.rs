@@ -11,6 +11,7 @@ mod jobs;
 mod lanes;
 mod nats;
 mod postgres;
+mod quarantine;
 
 #[cfg(feature = "internals")]
 pub use jobs::SCANS_MISSED;
@@ -174,11 +175,16 @@ impl Tenure {
             Ok(()) => {
                 let nats = seen.as_ref().map(|_| self.nats());
                 let (of_queues, asked, unread) = jobs::queues(self.store(), nats, named).await;
-                (of_queues, lanes::look(self.store(), named).await, asked, unread)
+                let mut more = lanes::look(self.store(), named).await;
+                more.extend(quarantine::look(self.store()).await);
+                (of_queues, more, asked, unread)
             }
-            Err(why) => {
-                (skip(&jobs::OF_QUEUES, &why), skip(&[lanes::CHECK], &why), jobs::unknown(named), None)
-            }
+            Err(why) => (
+                skip(&jobs::OF_QUEUES, &why),
+                skip(&[lanes::CHECK, quarantine::CHECK], &why),
+                jobs::unknown(named),
+                None,
+            ),
         };
         checks.extend(of_queues);
         checks.extend(of_lanes);

@@ -11,6 +11,7 @@ use crate::{
     },
     run::{
         handlers::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
+        quarantine::InQuarantine,
         running::{CancelReason, OnCrash, RunningJob},
     },
     store::{AttemptEnd, Completion, Keeps},
@@ -57,6 +58,7 @@ pub(crate) fn verdict(
         }
         Ended::Dropped => attempt.dropped(),
         Ended::NeverBegan => attempt.never_began(),
+        Ended::Quarantined(waits) => attempt.waits(waits),
     };
     (verdict, None)
 }
@@ -119,6 +121,11 @@ impl Attempt<'_> {
                 self.failed(Some(Category::InvalidOutput), format!("the output cannot be stored: {why}"))
             }
         }
+    }
+
+    /// The handler has not run.
+    fn waits(&self, InQuarantine { why, delay }: InQuarantine) -> Verdict {
+        Verdict::End(AttemptEnd { delay, error: Some(why), ..self.end(AttemptOutcome::Snoozed) })
     }
 
     /// The handler sleeps. `None`: it has failed.

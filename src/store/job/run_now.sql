@@ -1,6 +1,6 @@
 -- run_now: waiting jobs become due at once.
 --
---   $1 ids  $2 who acts: by what, and the name
+--   $1 ids  $2 who acts: by what, and the name; NULL: tenure itself
 --
 -- One row a job that waited for its time. The relay publishes it; a message that is already on its way does no harm.
 -- A held job becomes due in its lane, and waits there for a slot, a token and its turn as the others do.

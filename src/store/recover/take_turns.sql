@@ -26,6 +26,7 @@ SELECT mine.turns AS taken,
        EXISTS (SELECT FROM tenure.lane_settings) AS has_lanes,
        EXISTS (SELECT FROM tenure.followers) AS has_groups,
        mine.some AND tenure.has_redrives() AS has_redrives,
+       tenure.has_quarantines() AS has_quarantines,
        mine.some AND EXISTS (SELECT FROM tenure.job_expiries) AS has_expiries,
        mine.some AND EXISTS (
             SELECT FROM tenure.workers

@@ -98,6 +98,7 @@ fn about(command: &Command) -> About<'_> {
         | Command::Schedules(SchedulesCommand::List)
         | Command::Workers { command: None | Some(WorkersCommand::List) }
         | Command::Migrate { .. }
+        | Command::Kinds(_)
         | Command::Audit(_)
         | Command::Verify
         | Command::Doctor(_) => About::Every,

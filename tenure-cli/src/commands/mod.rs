@@ -17,6 +17,7 @@ mod groups;
 mod gateway;
 mod init;
 mod jobs;
+mod kinds;
 mod lanes;
 mod log;
 mod print;
@@ -130,6 +131,9 @@ enum Command {
     /// List, pause, resume and limit queues, on all workers, and give them lanes.
     #[command(subcommand)]
     Queues(queues::QueuesCommand),
+    /// Watch kinds, and hold back the jobs of one that mostly fails.
+    #[command(subcommand)]
+    Kinds(kinds::KindsCommand),
     /// List, add, pause, resume and remove schedules: a job at each tick of a cron expression.
     #[command(subcommand)]
     Schedules(SchedulesCommand),
@@ -635,6 +639,7 @@ async fn run_in(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Schedules(command) => schedules::run(cli, command).await,
         Command::Workers { command: None | Some(WorkersCommand::List) } => workers::list(cli).await,
         Command::Workers { command: Some(WorkersCommand::Drain { ids }) } => workers::drain(cli, ids).await,
+        Command::Kinds(command) => kinds::run(cli, command).await,
         Command::Audit(args) => audit::run(cli, args).await,
         Command::Verify => verify::run(cli).await,
         Command::Config => config::run(cli),

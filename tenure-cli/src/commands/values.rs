@@ -155,6 +155,26 @@ pub(super) fn check_unless_lacking(
     if name == "?" { Ok(()) } else { check(name) }
 }
 
+/// `failed > 30% of 50 in 5m`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Failures {
+    pub(super) share: f64,
+    pub(super) of: u32,
+    pub(super) within: Duration,
+}
+
+pub(super) fn failures(text: &str) -> Result<Failures, String> {
+    let read = || {
+        let words: Vec<_> = text.split_whitespace().collect();
+        let ["failed", ">", share, "of", of, "in", within] = words[..] else { return None };
+        Some(Failures { share: percent(share).ok()?, of: of.parse().ok()?, within: duration(within).ok()? })
+    };
+    read().ok_or_else(|| {
+        "it must be a rule such as 'failed > 30% of 50 in 5m': more than 30 % of at least 50 attempts within 5 minutes"
+            .to_owned()
+    })
+}
+
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| "it must be a duration such as 500ms, 30s, 2h or 30d".to_owned())

@@ -9,7 +9,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 
-use super::{Ask, Failure, View, page, params::Params, redrives};
+use super::{Ask, Failure, View, page, params::Params, quarantine, redrives};
 use crate::{access::Who, lanes};
 use tenure::{
     EnqueueError, JobId, StoreError,
@@ -72,6 +72,7 @@ pub(super) async fn act(view: &View, ask: &Ask, who: &Who) -> Result<Done, Failu
         ["queues", queue, "pause"] => pause(view, queue).await,
         ["queues", queue, "resume"] => resume(view, queue).await,
         ["queues", queue, "limit"] => limit(view, queue, ask).await,
+        ["kinds", kind, "release"] => quarantine::release(view, kind).await,
         ["workers", id, "drain"] => super::worker::drain(view, id).await,
         ["enqueue"] => super::enqueue::enqueue(view, ask).await.map(|(said, job)| {
             to = Some(format!("/jobs/{job}"));

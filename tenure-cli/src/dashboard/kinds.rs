@@ -9,12 +9,13 @@ use super::{
     charts::Range,
     page::{self, Page, Regions, number},
     params::encoded,
+    quarantine,
     shared::Age,
 };
 use tenure::{
     StoreError,
     internals::{DeadKind, FinishedKind, Fleet, LiveKind, Parts as _, duration::rounded},
-    rows::{WorkerRow, WorkerState},
+    rows::{QuarantineRow, WorkerRow, WorkerState},
 };
 
 /// The most finished jobs to read.
@@ -29,6 +30,7 @@ pub(super) struct Figures {
     live: Vec<LiveKind>,
     dead: Vec<DeadKind>,
     finished: Vec<FinishedKind>,
+    watched: Vec<QuarantineRow>,
     pub(super) workers: Vec<WorkerRow>,
     /// What no worker runs has no job yet where it stands in the stream alone.
     fleet: Fleet,
@@ -61,14 +63,15 @@ pub(super) struct Row {
 pub(super) async fn figures(view: &View, range: &'static Range) -> Result<Arc<Figures>, Failure> {
     let store = view.tenure.store();
     let read = Box::pin(async {
-        let (live, dead, finished, workers, fleet) = tokio::try_join!(
+        let (live, dead, finished, watched, workers, fleet) = tokio::try_join!(
             store.live_kinds(KINDS),
             store.dead_kinds(range.seconds(), KINDS),
             store.finished_kinds(range.units, range.unit_s, READ / range.units, KINDS),
+            async { Ok(view.tenure.quarantines().await.unwrap_or_default()) },
             view.tenure.workers(),
             store.fleet(),
         )?;
-        Ok::<_, StoreError>(Figures { live, dead, finished, workers, fleet })
+        Ok::<_, StoreError>(Figures { live, dead, finished, watched, workers, fleet })
     });
     Ok(view.figures.kinds.get(range.word, Age::AMoment, read).await?.0)
 }
@@ -81,6 +84,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let body = html! {
         (page::head("Kinds", html! { "The jobs of each kind: how many, how often they fail, and how long they run." }))
         (range.links(view, ask))
+        (live.put("watched", quarantine::panel(view, ask, &figures.watched)))
         (live.put("kinds", html! {
             section.panel #kinds {
                 @if rows.is_empty() {

@@ -25,6 +25,7 @@ mod notices;
 mod overview;
 mod page;
 mod params;
+mod quarantine;
 mod queue;
 mod queues;
 mod recovery;

@@ -8,6 +8,7 @@ use super::{
     View,
     overview::Figures,
     page::{self, number},
+    quarantine,
 };
 use tenure::internals::{
     Fleet, NEEDS, Parts as _, QueueStats, Unserved, UnservedSchedule,
@@ -90,6 +91,7 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                     " These pages come from Postgres; NATS delivers the waiting jobs when it is back."
                 } }
             }
+            (quarantine::notice(view, &of.watched))
             // Without any worker, these would repeat the first notice.
             @if fleet.workers > 0 {
                 @if just_back.is_none() { (unserved_queues(view, &active)) }

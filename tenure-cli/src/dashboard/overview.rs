@@ -17,6 +17,7 @@ use tenure::{
         Event, EventCount, EventFilter, Fleet, Parts as _, QueueStats, Unit, UnservedSchedule,
         duration::whole,
     },
+    rows::QuarantineRow,
 };
 
 /// The panel of recoveries shows a day at least.
@@ -33,21 +34,24 @@ pub(super) struct Figures {
     events: Vec<EventCount>,
     latest: Vec<Event>,
     pub(super) schedules: Vec<UnservedSchedule>,
+    pub(super) watched: Vec<QuarantineRow>,
 }
 
 async fn read(view: &View, range: &Range) -> Result<Figures, StoreError> {
     let (store, all, asked_at) = (view.tenure.store(), EventFilter::default(), Utc::now());
-    let (fleet, units, events, latest, schedules) = tokio::try_join!(
+    let (fleet, units, events, latest, schedules, watched) = tokio::try_join!(
         store.fleet(),
         store.activity(range.units, range.unit_s, None),
         store.recovery_counts(range.units, range.unit_s, DAY_S),
         store.recovery_events(&all, LATEST),
         store.unserved_schedules(SCHEDULES),
+        // A role that may not read them yet sees the rest.
+        async { Ok(view.tenure.quarantines().await.unwrap_or_default()) },
     )?;
     if let Some(now) = fleet.now {
         view.figures.clock.note(now, asked_at);
     }
-    Ok(Figures { fleet, units, events, latest, schedules })
+    Ok(Figures { fleet, units, events, latest, schedules, watched })
 }
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {

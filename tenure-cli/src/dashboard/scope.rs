@@ -76,7 +76,7 @@ async fn queues(view: &View, ask: &Ask) -> Result<Option<BTreeSet<String>>, Fail
             }
         }
         ["schedules", name, _] => Some(of_schedule(view, name).await?),
-        // A worker may serve several queues.
+        // A worker may serve several queues, and a kind may be in several.
         _ => None,
     })
 }

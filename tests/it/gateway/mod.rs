@@ -3,6 +3,7 @@
 mod batches;
 mod clients;
 mod faults;
+mod quarantine;
 mod steps;
 
 use std::time::Duration;

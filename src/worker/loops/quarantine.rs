@@ -1,0 +1,83 @@
+//! Quarantine: tells the database how the attempts of watched kinds end, and learns which kinds are in quarantine.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+
+use super::{Work, jittered};
+use crate::{
+    observe::{metrics::Gauges, repeats},
+    recover::quarantines,
+    run::quarantine::Quarantine,
+    store::Store,
+    worker::turns::{Turn, Turns},
+};
+
+/// About this many workers report and look that often; in a larger fleet each does so less often.
+const LOOKED_BY: u32 = 20;
+
+/// Reports this worker's attempts of watched kinds, and reads the rules.
+#[derive(Clone)]
+pub(crate) struct WatchKinds {
+    pub(crate) quarantine: Quarantine,
+    pub(crate) turns: Arc<Turns>,
+    pub(crate) gauges: Gauges,
+    pub(crate) every: Duration,
+}
+
+impl Work for WatchKinds {
+    const NAME: &'static str = "quarantine";
+
+    async fn run(self) {
+        loop {
+            sleep(jittered(self.turns.in_step(self.every, LOOKED_BY))).await;
+            let seen = if self.turns.has_quarantines() {
+                let looked = async {
+                    self.quarantine.report().await?;
+                    self.quarantine.look().await
+                };
+                looked.await
+            } else {
+                Ok(self.quarantine.forget())
+            };
+            match seen {
+                Ok(seen) => {
+                    for (kind, is_quarantined) in seen {
+                        self.gauges.quarantine(&kind, is_quarantined);
+                    }
+                }
+                Err(error) => {
+                    if let Some(left_out) = repeats::tell("quarantine", &error) {
+                        tracing::warn!(%error, left_out,
+                            "could not count the attempts of watched kinds; after an update, run postgres/roles.sql");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Begins and ends quarantines, while it is this worker's turn.
+#[derive(Clone)]
+pub(crate) struct TendQuarantines {
+    pub(crate) store: Store,
+    pub(crate) turns: Arc<Turns>,
+    pub(crate) every: Duration,
+}
+
+impl Work for TendQuarantines {
+    const NAME: &'static str = "quarantines";
+
+    async fn run(self) {
+        loop {
+            sleep(jittered(self.every)).await;
+            self.turns.wait_for(Turn::Relay).await;
+            if self.turns.has_quarantines()
+                && let Err(error) = quarantines::tend(&self.store).await
+                && let Some(left_out) = repeats::tell("quarantines", &error)
+            {
+                tracing::warn!(%error, left_out, "could not judge the watched kinds; the worker will retry");
+            }
+        }
+    }
+}
