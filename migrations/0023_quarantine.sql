@@ -19,6 +19,8 @@ CREATE TABLE tenure.quarantines (
     -- The job that is tried, and under which token. NULL: none is.
     probe_job      uuid,
     probe_token    bigint,
+    -- Whether nothing stays of it once it has completed.
+    probe_keeps_nothing boolean      NOT NULL DEFAULT false,
     probes         bigint           NOT NULL DEFAULT 0,
     last_probe     text             CONSTRAINT probe_ends_as_known CHECK (last_probe IN ('completed', 'failed', 'undecided')),
     next_probe_at  timestamptz,
@@ -30,7 +32,7 @@ CREATE TABLE tenure.quarantines (
 
 -- How many attempts of a watched kind have ended, in sixtieths of the rule's time. Every worker adds its own.
 CREATE TABLE tenure.quarantine_counts (
-    kind   text        NOT NULL REFERENCES tenure.quarantines ON DELETE CASCADE,
+    kind   text        NOT NULL,
     at     timestamptz NOT NULL,
     ended  bigint      NOT NULL,
     failed bigint      NOT NULL,
@@ -39,7 +41,7 @@ CREATE TABLE tenure.quarantine_counts (
 
 -- The jobs that wait for the end of a quarantine: to call them then. One that is missing here waits out its time.
 CREATE TABLE tenure.quarantined_jobs (
-    kind   text NOT NULL REFERENCES tenure.quarantines ON DELETE CASCADE,
+    kind   text NOT NULL,
     job_id uuid NOT NULL,
     PRIMARY KEY (kind, job_id)
 );

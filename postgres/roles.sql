@@ -97,7 +97,7 @@ GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid
 GRANT EXECUTE ON FUNCTION tenure.tend_redrives(int) TO tenure_worker;
 -- Quarantines of kinds: a worker counts attempts, and begins and ends a quarantine. The rules are an operator's.
 GRANT SELECT ON tenure.quarantines TO tenure_worker;
-GRANT UPDATE (began_at, ended, failed, counted_from, probe_job, probe_token, probes, last_probe, next_probe_at, called_at)
+GRANT UPDATE (began_at, ended, failed, counted_from, probe_job, probe_token, probe_keeps_nothing, probes, last_probe, next_probe_at, called_at)
     ON tenure.quarantines TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.quarantine_counts TO tenure_worker;
 GRANT SELECT, INSERT, DELETE ON tenure.quarantined_jobs TO tenure_worker;

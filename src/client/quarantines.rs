@@ -107,8 +107,9 @@ impl Tenure {
     ///
     /// Once too many of its attempts have failed lately, the kind is *in quarantine*: its jobs wait, and one at a time
     /// is tried. When one of those completes, the others run again. An attempt counts when its worker has written how
-    /// it ended; one that was lost with its worker does not. The workers learn of a new rule within seconds, and of a
-    /// quarantine within about two; the attempts that run then go on.
+    /// it ended; one that was lost with its worker does not. A worker learns of the first rule within about as many
+    /// seconds as there are workers, a minute at most, and of a quarantine within about two; the attempts that run then
+    /// go on.
     ///
     /// A waiting job was snoozed, which charges no attempt: its history says so.
     ///

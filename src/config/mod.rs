@@ -90,10 +90,12 @@ pub struct Serve {
     pub password: Option<String>,
     /// The password of users who may only look.
     pub viewer_password: Option<String>,
+    /// The file of users, with the hashes of their passwords.
+    pub users: Option<PathBuf>,
     pub token: Option<String>,
     /// A proxy authenticates the users.
     pub is_behind_proxy: bool,
-    /// The users who may act, as the proxy names them; `None`: everyone.
+    /// The users who may act, as the proxy or the file names them; `None`: everyone.
     pub actors: Option<Vec<String>>,
     pub has_actions: bool,
     /// Whether the HTTP API is served.
@@ -113,6 +115,7 @@ impl Default for Serve {
             user: "tenure".into(),
             password: None,
             viewer_password: None,
+            users: None,
             token: None,
             is_behind_proxy: false,
             actors: None,

@@ -389,9 +389,21 @@ pub(super) static SETTINGS: &[Setting] = &[
         |config| config.serve.is_behind_proxy.then(|| "proxy".to_owned()),
     ),
     optional(
+        "TENURE_SERVE_USERS",
+        "A file of the dashboard's users, read at its start: a line each, the name, a colon and a hash of the \
+         password, as `htpasswd -B` writes it.",
+        "one user, with the password",
+        |config, text| {
+            config.serve.users = Some(text.into());
+            Ok(())
+        },
+        |config| config.serve.users.as_ref().map(|path| path.display().to_string()),
+    ),
+    optional(
         "TENURE_SERVE_ACTORS",
-        "With `TENURE_SERVE_AUTH=proxy`: the users who may act, as the proxy names them, separated by commas; the \
-         others may only look. A user with queues, as in `ada,grace=mail+billing`, may act on these alone.",
+        "With `TENURE_SERVE_AUTH=proxy` or `TENURE_SERVE_USERS`: the users who may act, as the proxy or the file names \
+         them, separated by commas; the others may only look. A user with queues, as in `ada,grace=mail+billing`, may \
+         act on these alone.",
         "every user",
         |config, text| {
             config.serve.actors = Some(actors(text)?);
@@ -603,6 +615,7 @@ mod tests {
             user: "u".into(),
             password: Some("12345678".into()),
             viewer_password: Some("23456789".into()),
+            users: Some("/etc/tenure/users".into()),
             token: Some("87654321".into()),
             is_behind_proxy: true,
             actors: Some(vec!["ada".into(), "grace".into()]),

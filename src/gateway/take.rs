@@ -40,6 +40,8 @@ const ANY_NUMBER: usize = 1_000_000;
 /// A worker waits for 5 s longer than it asked to. An answer that is ready later than this after the end of the wait is
 /// not sent.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
+/// How long a job of a kind in quarantine is snoozed for: its row may be locked.
+const SNOOZED_WITHIN: Duration = Duration::from_secs(2);
 /// How often a give-back is tried that Postgres does not answer, and the pause between.
 const GIVEN_BACK_TRIES: usize = 4;
 const GIVEN_BACK_AGAIN: Duration = Duration::from_secs(1);
@@ -334,15 +336,20 @@ impl Gateway {
             }
             let delivered = deliver.decide(&delivery, |kind| kinds.get(kind)).await;
             let waits = match &delivered {
-                Delivered::Ours(claim, ..) => self.waits(claim).await,
-                _ => false,
+                Delivered::Ours(claim, ..) => self.waits(queue, claim, kinds).await,
+                _ => None,
             };
             (delivery, delivered, waits)
         }));
         let mut taken = Taken::default();
         for (delivery, delivered, waits) in decided.await {
             match delivered {
-                Delivered::Ours(..) if waits => delivery.receipt.send(Ack::Done).await,
+                Delivered::Ours(..) if let Some(is_written) = waits => {
+                    // Otherwise its worker returns it, as any job that it does not know of.
+                    if is_written {
+                        delivery.receipt.send(Ack::Done).await;
+                    }
+                }
                 Delivered::Ours(claim, _reservation, dispatch) => {
                     queue.measures.wait.record(claim.waited);
                     queue.measures.rates.claimed(claim.waited);
@@ -364,13 +371,14 @@ impl Gateway {
         taken
     }
 
-    /// Whether the job waits for the end of a quarantine. If that cannot be written, it runs.
-    async fn waits(&self, claim: &Claim) -> bool {
+    /// Whether the job waits for the end of a quarantine, and if so, whether that is written.
+    async fn waits(&self, queue: &Queue, claim: &Claim, kinds: &Kinds) -> Option<bool> {
         let settle = &self.0.settle;
-        match settle.quarantine().holds(&claim.kind, claim.key).await {
-            Some(waits) => settle.snooze(claim, waits).await,
-            None => false,
-        }
+        let no_history = kinds.get(&claim.kind).is_some_and(|rules| rules.no_history);
+        let waits = settle.quarantine().holds(&claim.kind, claim.key, no_history).await?;
+        let is_written = timeout(SNOOZED_WITHIN, settle.snooze(claim, waits)).await.unwrap_or_default();
+        queue.slots.ended();
+        Some(is_written)
     }
 
     fn receipt(

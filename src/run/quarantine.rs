@@ -26,6 +26,9 @@ use crate::{
 /// noted.
 const WAITS: Duration = Duration::from_mins(15);
 
+/// The most jobs that are noted here while the database takes no notes.
+const NOTED_MAX: usize = 100_000;
+
 /// The kinds that are watched. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Quarantine {
@@ -96,7 +99,8 @@ impl Quarantine {
     }
 
     /// Returns why a job that this worker has claimed may not run now. `None`: it may.
-    pub(crate) async fn holds(&self, kind: &str, key: ClaimKey) -> Option<InQuarantine> {
+    /// `no_history`: nothing stays of it once it has completed.
+    pub(crate) async fn holds(&self, kind: &str, key: ClaimKey, no_history: bool) -> Option<InQuarantine> {
         if !self.watches() {
             return None;
         }
@@ -110,7 +114,7 @@ impl Quarantine {
             (*quarantined, may_ask)
         };
         if may_ask {
-            match self.store.take_probe(kind, key).await {
+            match self.store.take_probe(kind, key, no_history).await {
                 Ok(ProbeAnswer::Probe) => {
                     tracing::info!(kind, job = %key.job, "trying a job of a kind in quarantine");
                     return None;
@@ -126,12 +130,16 @@ impl Quarantine {
                 Err(error) => tracing::debug!(%error, kind, "could not ask whether to try a job"),
             }
         }
-        self.state().snoozed.push((kind.to_owned(), key.job));
         let Quarantined { ended, failed, .. } = quarantined;
         Some(InQuarantine {
             why: format!("the kind is in quarantine: {failed} of {ended} attempts had failed"),
             delay: WAITS.mul_f64(rand::random_range(0.75..1.25)),
         })
+    }
+
+    /// Notes a job that was snoozed, for the end of the quarantine to call it.
+    pub(crate) fn snoozed(&self, kind: &str, job: JobId) {
+        self.state().snoozed.push((kind.to_owned(), job));
     }
 
     /// Tells the database what this worker has counted since the last report.
@@ -153,7 +161,14 @@ impl Quarantine {
         if counts.is_empty() && snoozed.is_empty() {
             return Ok(());
         }
-        self.store.report_quarantine(&counts, &snoozed).await
+        let reported = self.store.report_quarantine(&counts, &snoozed).await;
+        if reported.is_err() {
+            // To note a job twice does no harm. The counts are lost: Postgres may have added them.
+            let mut state = self.state();
+            let room = NOTED_MAX.saturating_sub(state.snoozed.len());
+            state.snoozed.extend(snoozed.into_iter().take(room));
+        }
+        reported
     }
 
     /// Reads the rules. Returns each kind that is watched, and whether it is in quarantine; also those that were

@@ -121,12 +121,15 @@ impl Settle {
         &self.ended_members
     }
 
-    /// Snoozes a job whose handler has not begun. `false`: Postgres did not answer.
+    /// Snoozes a job whose handler has not begun, and retries as any end. `false`: this worker has lost the job.
     #[cfg(feature = "gateway")]
     pub(crate) async fn snooze(&self, claim: &Claim, InQuarantine { why, delay }: InQuarantine) -> bool {
-        let end =
+        let mut end =
             AttemptEnd { delay, error: Some(why), ..AttemptEnd::new(claim.key, AttemptOutcome::Snoozed) };
-        let is_written = matches!(self.ends.run(end).await, Some(Ok(_)));
+        let is_written = self.end(&mut end).await.1 == Settled::Written;
+        if is_written {
+            self.quarantine.snoozed(&claim.kind, claim.key.job);
+        }
         if is_written && let Some(lane) = &claim.lane {
             self.ended_lanes.note(&claim.queue, lane, claim.key.job);
         }
@@ -204,6 +207,11 @@ impl Settle {
                 hints.ended(&job.claim, outcome);
             }
             metrics::settled(kind, outcome, ran, measures);
+            // Only a job that has not run says why it is snoozed.
+            let is_held = outcome == AttemptOutcome::Snoozed && said.is_some();
+            if is_held {
+                self.quarantine.snoozed(kind, job.key.job);
+            }
             self.quarantine.ended(kind, outcome);
             if let Some(rates) = rates {
                 rates.ended(outcome, ran);
@@ -222,6 +230,7 @@ impl Settle {
                 (AttemptOutcome::Cancelled, error) => {
                     tracing::info!(outcome = word, ran_ms, error, "attempt ended");
                 }
+                (_, Some(error)) if is_held => tracing::debug!(outcome = word, error, "the job waits"),
                 (_, Some(error)) => tracing::warn!(outcome = word, ran_ms, error, "attempt ended"),
                 (_, None) => tracing::info!(outcome = word, ran_ms, "attempt ended"),
             }

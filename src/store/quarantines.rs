@@ -195,8 +195,14 @@ impl Store {
     }
 
     /// Asks whether a job of a kind in quarantine is the one to try.
-    pub(crate) async fn take_probe(&self, kind: &str, key: ClaimKey) -> Result<ProbeAnswer, StoreError> {
-        let query = query(TAKE_PROBE).bind(kind.to_owned()).bind(key.job.0).bind(key.token.0);
+    pub(crate) async fn take_probe(
+        &self,
+        kind: &str,
+        key: ClaimKey,
+        no_history: bool,
+    ) -> Result<ProbeAnswer, StoreError> {
+        let query =
+            query(TAKE_PROBE).bind(kind.to_owned()).bind(key.job.0).bind(key.token.0).bind(no_history);
         let rows = self.rows(query).await?;
         let answer: String = rows.first().map_or_else(|| Ok(String::new()), |row| row.try_get("answer"))?;
         Ok(match answer.as_str() {

@@ -160,10 +160,11 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         self.hints.began(&job.claim);
         tracing::debug!("running");
         let began_at = Instant::now();
-        let ended = match self.settle.quarantine().holds(&job.claim.kind, job.key).await {
-            Some(waits) => Ended::Quarantined(waits),
-            None => self.handlers.run(kind, job.clone()).await,
-        };
+        let ended =
+            match self.settle.quarantine().holds(&job.claim.kind, job.key, kind.rules.no_history).await {
+                Some(waits) => Ended::Quarantined(waits),
+                None => self.handlers.run(kind, job.clone()).await,
+            };
         #[cfg(feature = "testing")]
         if self.loses_first
             && job.key.token.0 == 1

@@ -14,10 +14,12 @@ use crate::{
 const SERIES_MAX: usize = 2_000;
 
 /// How often a process groups the dead letters of the last hour by their errors; how many, at most, and how many of the
-/// largest groups it exports. A group has a series for as long as the process lives.
+/// largest groups it exports.
 const GROUPED_EVERY: Duration = Duration::from_mins(1);
 const GROUPED: i64 = 1_000;
 const GROUPS: i64 = 20;
+/// Each keeps its series until the process ends.
+const GROUP_SERIES_MAX: usize = 200;
 
 /// Exports the counts for as long as this future is polled.
 pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) {
@@ -113,7 +115,7 @@ impl Groups {
         self.read_at = Some(Instant::now());
         let mut gone = std::mem::take(&mut self.shown);
         for (of, jobs) in read {
-            if self.ever.len() >= SERIES_MAX && !self.ever.contains(&of) {
+            if self.ever.len() >= GROUP_SERIES_MAX && !self.ever.contains(&of) {
                 continue;
             }
             gauges.dead_group(&of.queue, &of.kind, &of.category, &of.fingerprint, jobs);

@@ -389,6 +389,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             relay: common.relay,
             relays: self.takes_part(Recovery::Relay),
             report: common.report,
+            quarantine: self.attempts.settle.quarantine().clone(),
             timing: self.config.timing.clone(),
             longest_grace: self.attempts.handlers.longest_grace(),
             hooks: self.hooks.clone(),

@@ -10,7 +10,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::loops::{Loops, figures::Report, relay::Relay};
-use crate::{config::Timing, nats::Nats, observe::hooks::Hooks, run::running::Running, store::Store};
+use crate::{
+    config::Timing,
+    nats::Nats,
+    observe::hooks::Hooks,
+    run::{quarantine::Quarantine, running::Running},
+    store::Store,
+};
 
 /// The end of a worker.
 pub(super) struct Shutdown {
@@ -23,6 +29,7 @@ pub(super) struct Shutdown {
     /// Whether this worker takes part in relaying.
     pub(super) relays: bool,
     pub(super) report: Report,
+    pub(super) quarantine: Quarantine,
     pub(super) timing: Timing,
     /// The longest time that a cancelled handler may take to end.
     pub(super) longest_grace: Duration,
@@ -63,6 +70,8 @@ impl Shutdown {
         if self.relays {
             drop(timeout_at(relayed_by, self.relay.publish_due()).await);
         }
+        // What it has counted and snoozed since its last report.
+        drop(timeout(self.timing.database_within, self.quarantine.report()).await);
         loops.end().await;
         // Jobs that the relay has taken count as published: their messages go out before this process ends.
         drop(timeout_at(relayed_by, self.relay.stop.stop()).await);

@@ -197,6 +197,7 @@ async fn draining_ends_readiness_while_jobs_still_run() {
 
 /// A separate program: the process of the tests has a recorder of its own.
 #[tokio::test(flavor = "multi_thread")]
+#[expect(clippy::too_many_lines, reason = "one metric after the other")]
 async fn the_metrics_page_shows_what_the_worker_has_done() {
     let address = free_address();
     let bench = bench().await;
@@ -294,6 +295,12 @@ async fn the_metrics_page_shows_what_the_worker_has_done() {
             break;
         }
         assert!(Instant::now() < deadline, "{missing:#?} are not in\n{page}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    bench.execute("UPDATE tenure.quarantines SET began_at = now()").await;
+    let is_loud = |page: &str| page.contains("tenure_kind_quarantined{kind=\"k\"} 1");
+    while !is_loud(&tokio::task::spawn_blocking(move || get(address, "/metrics")).await.unwrap().unwrap().1) {
+        assert!(Instant::now() < deadline + Duration::from_secs(20), "the quarantine is not in the metrics");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     worker.kill().await;

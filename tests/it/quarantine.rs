@@ -11,7 +11,12 @@ use std::{
 use serde_json::{Value, json};
 use sqlx::Row as _;
 use tenure::{
-    Backoff, JobContext, JobError, JobRequest, KindOptions, Worker, audit::AuditFilter, kinds::Quarantine,
+    Backoff, Job, JobContext, JobError, JobRequest, KindOptions, Worker,
+    audit::AuditFilter,
+    batches::{Batch, BatchContext, Item, Verdict},
+    kinds::Quarantine,
+    lanes::Lanes,
+    queues::QueueLimits,
     rows::QuarantineRow,
 };
 
@@ -66,6 +71,7 @@ fn rule() -> Quarantine {
 }
 
 async fn enqueue(bench: &Bench, kind: &str, jobs: usize) {
+    // Each attempt that fails before the quarantine is charged.
     let job = |n| JobRequest::new("q", kind, json!(n)).max_attempts(1_000);
     bench.tenure.enqueue_many((0..jobs).map(job)).await.unwrap();
 }
@@ -100,13 +106,20 @@ async fn a_kind_that_mostly_fails_waits_but_for_one_job_at_a_time_and_runs_again
     let (calls, probes) = (bank.calls(), watched(&bench).await.probes);
     enqueue(&bench, "greet", 5).await;
     bench.until("(SELECT count(*) FROM tenure.job_history WHERE kind = 'greet') = 5").await;
-    enqueue(&bench, "charge", 40).await;
+    for n in 0..40 {
+        let job = JobRequest::new("q", "charge", json!({ "later": n })).max_attempts(2);
+        bench.tenure.enqueue(job).await.unwrap();
+    }
     bench.until(&format!("(SELECT probes FROM tenure.quarantines) >= {}", probes + 3)).await;
     let (called, probed) = (u64::from(bank.calls() - calls), watched(&bench).await.probes - probes);
     assert!(called <= probed + 1, "{called} calls for {probed} probes");
     assert_eq!(watched(&bench).await.last_probe.as_deref(), Some("failed"));
     assert_eq!(bench.count("tenure.job_history WHERE kind = 'charge'").await, 0);
-    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0, "a job that waits pays no attempt");
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0);
+    let charged = "tenure.jobs WHERE kind = 'charge' AND payload ? 'later' AND attempt > 0";
+    assert!(u64::try_from(bench.count(charged).await).unwrap() <= probed, "a job that waits pays no attempt");
+    let errors = bench.text("SELECT DISTINCT last_error FROM tenure.jobs WHERE last_error IS NOT NULL").await;
+    assert_eq!(errors, "(\"no route to the bank\")", "the last error of a job that waits stays");
 
     bank.works.store(true, Ordering::SeqCst);
     bench
@@ -178,6 +191,7 @@ async fn of_two_workers_that_ask_at_once_one_tries_its_job() {
             .bind("charge")
             .bind(JOB.parse::<uuid::Uuid>().unwrap())
             .bind(token)
+            .bind(false)
     };
     let mut first = bench.pool.begin().await.unwrap();
     let answer: String = ask(1).fetch_one(&mut *first).await.unwrap().get("answer");
@@ -229,10 +243,11 @@ async fn a_probe_ends_a_quarantine_only_if_its_job_has_completed_under_its_token
                 scheduled_at, died_at, dispatch, last_error, category, execution_history)
          VALUES ('{JOB}', 'q', 'charge', '1', 5, 5, 7, now(), now(), now(), 0, 'no', 'permanent', '[]')"
     );
-    let cases: [(&str, Vec<String>, Option<&str>); 10] = [
+    let cases: [(&str, Vec<String>, Option<&str>); 11] = [
         ("it runs", vec![live("processing", 7)], None),
         ("it has completed", vec![finished("completed", 7)], Some("ended")),
         ("it has completed, and its kind keeps nothing", vec![], Some("ended")),
+        ("it is gone", vec![], Some("undecided")),
         ("it has failed", vec![live("queued", 7), execution("retried", 7)], Some("failed")),
         ("its worker has died", vec![live("processing", 8), execution("lost", 7)], Some("failed")),
         ("it is dead", vec![dead], Some("failed")),
@@ -247,8 +262,9 @@ async fn a_probe_ends_a_quarantine_only_if_its_job_has_completed_under_its_token
     ];
     for (case, rows, expected) in cases {
         due(&bench).await;
+        let keeps_nothing = case.ends_with("keeps nothing");
         let of = format!(
-            "UPDATE tenure.quarantines SET probe_job = '{JOB}', probe_token = 7, next_probe_at = NULL"
+            "UPDATE tenure.quarantines SET probe_job = '{JOB}', probe_token = 7, next_probe_at = NULL, probe_keeps_nothing = {keeps_nothing}"
         );
         bench.execute(&of).await;
         for row in &rows {
@@ -260,9 +276,10 @@ async fn a_probe_ends_a_quarantine_only_if_its_job_has_completed_under_its_token
         let row = watched(&bench).await;
         assert_eq!(row.began_at.is_none(), expected == Some("ended"), "{case}");
         assert_eq!(row.probe_job.is_none(), expected.is_some(), "{case}");
-        // A failure waits for the next probe, what decides nothing does not.
+        // After a failure, and after a job that waits by itself, the next probe waits, too.
         let is_due = row.next_probe_at.is_some_and(|at| at <= chrono::Utc::now());
-        assert_eq!(is_due, expected == Some("undecided"), "{case}");
+        let is_at_once = expected == Some("undecided") && case != "it waits for an event";
+        assert_eq!(is_due, is_at_once, "{case}");
         for table in ["jobs", "job_history", "job_executions", "dead_letter_jobs"] {
             bench.execute(&format!("DELETE FROM tenure.{table}")).await;
         }
@@ -313,6 +330,159 @@ async fn a_quarantine_begins_above_the_share_of_enough_attempts_of_late() {
     bench.execute("UPDATE tenure.quarantines SET began_at = NULL, counted_from = now()").await;
     bench.execute("UPDATE tenure.quarantine_counts SET at = now() - interval '5 s'").await;
     assert!(sqlx::query(statement("tend_quarantines")).fetch_all(&bench.pool).await.unwrap().is_empty());
+}
+
+/// What a rule of a day counts from its first moment on, although its counts are kept in pieces of 24 minutes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_of_a_day_counts_from_its_beginning() {
+    let bench = bench().await;
+    bench.tenure.put_quarantine("charge", rule().within(Duration::from_secs(86_400))).await.unwrap();
+    let report = sqlx::query(statement("report_quarantine"))
+        .bind(vec!["charge"])
+        .bind(vec![10_i64])
+        .bind(vec![10_i64]);
+    report.bind(Vec::<String>::new()).bind(Vec::<uuid::Uuid>::new()).execute(&bench.pool).await.unwrap();
+    assert_eq!(sqlx::query(statement("tend_quarantines")).fetch_all(&bench.pool).await.unwrap().len(), 1);
+}
+
+/// By the statement alone: which jobs are called.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_that_is_due_calls_a_job_that_waits_and_passes_over_those_that_are_gone_or_paused() {
+    let bench = bench().await;
+    due(&bench).await;
+    let later = |queue: &str| JobRequest::new(queue, "charge", json!(1)).delay(Duration::from_secs(3_600));
+    let paused = bench.tenure.enqueue(later("paused")).await.unwrap().id;
+    let waits = [
+        bench.tenure.enqueue(later("q")).await.unwrap().id,
+        bench.tenure.enqueue(later("q")).await.unwrap().id,
+    ];
+    bench.tenure.pause_queue("paused").await.unwrap();
+    bench
+        .execute(
+            "INSERT INTO tenure.quarantined_jobs SELECT 'charge', gen_random_uuid() FROM generate_series(1, 20)
+             UNION ALL SELECT 'charge', id FROM tenure.jobs"
+        )
+        .await;
+    // Before the others.
+    bench.execute("UPDATE tenure.quarantined_jobs SET job_id = overlay(job_id::text PLACING '00000000' FROM 1)::uuid
+                    WHERE job_id NOT IN (SELECT id FROM tenure.jobs)").await;
+    let call = async || -> Vec<uuid::Uuid> {
+        let rows =
+            sqlx::query(statement("call_quarantined")).bind(1_000_i64).fetch_all(&bench.pool).await.unwrap();
+        rows.iter().map(|row| row.get("job_id")).collect()
+    };
+    let called = call().await;
+    assert!(called.len() == 21 && called.contains(&waits[0].0), "{called:?}");
+    assert!(call().await.is_empty(), "the job has some seconds to come");
+    bench.execute("UPDATE tenure.quarantines SET called_at = now() - interval '6 s'").await;
+    assert_eq!(call().await, [waits[1].0]);
+    bench.execute("UPDATE tenure.quarantines SET called_at = now() - interval '6 s'").await;
+    assert!(call().await.is_empty(), "no worker may claim a job of a paused queue");
+    assert!(bench.tenure.end_quarantine("charge").await.unwrap());
+    assert_eq!(call().await, [paused.0], "the end calls it, too");
+}
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Charge(i64);
+
+impl Job for Charge {
+    const KIND: &'static str = "charge";
+}
+
+/// A job in quarantine holds neither the slot of its lane nor that of its queue, and its batch has no call.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_holds_no_slot_of_a_lane_a_queue_or_a_batch() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("laned", Lanes::new().running(1)).await.unwrap();
+    bench.tenure.limit_queue("limited", QueueLimits::new().max_running(1)).await.unwrap();
+    due(&bench).await;
+    bench.execute("UPDATE tenure.quarantines SET next_probe_at = now() + interval '1 second', probe_every = '1 hour'").await;
+    bench.execute("UPDATE tenure.quarantines SET probe_job = gen_random_uuid(), probe_token = 1").await;
+    // A probe that never ends, in another process.
+    bench
+        .execute(
+            "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, attempt, fencing_token, status, claim_id,
+                    worker_id, worker_host, stale_after, last_activity_at, started_at, scheduled_at)
+             SELECT probe_job, 'elsewhere', 'charge', '1', 5, 1, 1, 'processing', gen_random_uuid(), 'w', 'h',
+                    interval '1 hour', now(), now(), now() FROM tenure.quarantines",
+        )
+        .await;
+    let batches = Arc::new(AtomicU32::default());
+    let counted = batches.clone();
+    let charge = move |jobs: Vec<Item<Charge>>, _: BatchContext| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async move { jobs.into_iter().map(|job| job.done(())).collect::<Vec<Verdict>>() }
+    };
+    let greet = async |_: Value, _: JobContext| Ok::<_, JobError>(());
+    let worker = Worker::builder(&bench.tenure)
+        .handle_batch(Batch::up_to(8), charge)
+        .handle_kind("greet", KindOptions::new(), greet)
+        .concurrency("laned", 4)
+        .concurrency("limited", 4);
+    let worker = Running::start(worker);
+    // Until the worker has heard of the quarantine, it runs some.
+    let snoozed = "tenure.job_executions WHERE outcome = 'snoozed'";
+    for n in 0.. {
+        assert!(n < 200, "no job waits");
+        bench.tenure.enqueue(JobRequest::new("limited", "charge", json!(n))).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if bench.count(snoozed).await > 0 {
+            break;
+        }
+    }
+    let called = batches.load(Ordering::SeqCst);
+    for queue in ["laned", "limited"] {
+        for kind in ["charge", "charge", "greet"] {
+            bench.tenure.enqueue(JobRequest::new(queue, kind, json!(1)).lane("one")).await.unwrap();
+        }
+    }
+    bench.until("(SELECT count(*) FROM tenure.job_history WHERE kind = 'greet') = 2").await;
+    bench.until("(SELECT count(*) FROM tenure.quarantined_jobs) >= 5").await;
+    assert_eq!(batches.load(Ordering::SeqCst), called, "no call for jobs that wait");
+    bench.execute("DELETE FROM tenure.jobs WHERE queue = 'elsewhere'").await;
+    bench.tenure.end_quarantine("charge").await.unwrap();
+    bench.until("NOT EXISTS (SELECT FROM tenure.jobs)").await;
+    worker.stop().await;
+    bench.every_job_is_as_it_must_be().await;
+}
+
+/// The worker that tries a job dies in the middle: the probe has failed, and another worker tries the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_probe_whose_worker_dies_has_failed() {
+    let bench = bench().await;
+    due(&bench).await;
+    let pool = bench.pool.clone();
+    let hangs = move |_: Value, ctx: JobContext| {
+        let pool = pool.clone();
+        async move {
+            let is_tried = "SELECT EXISTS (SELECT FROM tenure.quarantines WHERE probe_job = $1)";
+            if sqlx::query_scalar(is_tried).bind(ctx.id().0).fetch_one(&pool).await.unwrap_or(false) {
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, JobError>(())
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_kind("charge", KindOptions::new(), hangs);
+    let dies = Running::start(worker.concurrency("q", 1));
+    // The worker runs jobs until it has heard of the quarantine.
+    for n in 0.. {
+        assert!(n < 200, "no job is tried");
+        enqueue(&bench, "charge", 1).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if bench.count("tenure.quarantines WHERE probes > 0").await > 0 {
+            break;
+        }
+    }
+    dies.abandon().await;
+    let bank = Bank::default();
+    let worker = bank.worker(&bench);
+    bench
+        .until_within("EXISTS (SELECT FROM tenure.quarantines WHERE probes >= 2)", Duration::from_secs(60))
+        .await;
+    bank.works.store(true, Ordering::SeqCst);
+    bench.until_within("NOT EXISTS (SELECT FROM tenure.jobs)", Duration::from_secs(60)).await;
+    worker.stop().await;
+    bench.every_job_is_as_it_must_be().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -53,7 +53,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'job_expiries', '{UPDATE}', '{at}'),
     ('worker', 'quarantines', '{SELECT}', NULL),
     ('worker', 'quarantines', '{UPDATE}',
-     '{began_at,ended,failed,counted_from,probe_job,probe_token,probes,last_probe,next_probe_at,called_at}'),
+     '{began_at,ended,failed,counted_from,probe_job,probe_token,probe_keeps_nothing,probes,last_probe,next_probe_at,called_at}'),
     ('worker', 'quarantine_counts', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
     ('worker', 'quarantined_jobs', '{SELECT,INSERT,DELETE}', NULL),
     ('worker', 'schedules', '{SELECT}', NULL),

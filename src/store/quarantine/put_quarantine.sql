@@ -13,7 +13,8 @@ WITH old AS (
     VALUES ($1, $2, $3, $4::float8 * interval '1 second', $5::float8 * interval '1 second')
         ON CONFLICT (kind) DO UPDATE
        SET share = excluded.share, attempts = excluded.attempts, within = excluded.within,
-           probe_every = excluded.probe_every, removed_at = NULL
+           probe_every = excluded.probe_every, removed_at = NULL,
+           next_probe_at = least(q.next_probe_at, clock_timestamp() + excluded.probe_every)
     RETURNING share, attempts, within, probe_every
 ), changed AS (
     SELECT * FROM put EXCEPT SELECT * FROM old

@@ -6,9 +6,9 @@
 -- A kind whose rule is gone is left out. In the order of kinds, so that workers that report at once never deadlock.
 WITH counted AS (
     INSERT INTO tenure.quarantine_counts AS c (kind, at, ended, failed)
-    SELECT q.kind, date_bin(q.within / 60, clock_timestamp(), 'epoch'), n.ended, n.failed
+    SELECT q.kind, greatest(date_bin(q.within / 60, clock_timestamp(), 'epoch'), q.counted_from), n.ended, n.failed
       FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS n (kind, ended, failed)
-      JOIN tenure.quarantines q ON q.kind = n.kind
+      JOIN tenure.quarantines q ON q.kind = n.kind AND q.removed_at IS NULL
      ORDER BY q.kind
         ON CONFLICT (kind, at) DO UPDATE SET ended = c.ended + excluded.ended, failed = c.failed + excluded.failed
 )

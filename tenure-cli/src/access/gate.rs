@@ -1,6 +1,9 @@
 //! Gate: lets requests in, and logs those that it refuses.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use axum::http::HeaderMap;
 use axum_extra::extract::cookie::CookieJar;
@@ -32,13 +35,23 @@ impl Gate {
     /// # Errors
     ///
     /// It may not look. The log has a line for it, if it sent a wrong password or token.
-    pub(crate) fn enter(
-        &self,
+    pub(crate) async fn enter(
+        self: &Arc<Self>,
         peer: IpAddr,
-        headers: &HeaderMap,
-        path: &str,
+        headers: HeaderMap,
+        path: String,
         what: For,
     ) -> Result<Who, Refused> {
+        if !self.access.takes_long() {
+            return self.enter_now(peer, &headers, &path, what);
+        }
+        // The one thread of the server answers the probes, too.
+        let gate = self.clone();
+        let compare = move || gate.enter_now(peer, &headers, &path, what);
+        tokio::task::spawn_blocking(compare).await.unwrap_or(Err(Refused::Unknown))
+    }
+
+    fn enter_now(&self, peer: IpAddr, headers: &HeaderMap, path: &str, what: For) -> Result<Who, Refused> {
         let client = self.access.client(peer, headers);
         let jar = CookieJar::from_headers(headers);
         let sent = |name: &str| jar.get(name).map(|is| is.value().to_owned());

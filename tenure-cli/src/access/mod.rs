@@ -5,6 +5,7 @@ mod gate;
 mod guesses;
 mod known;
 mod scope;
+mod users;
 
 use std::{
     collections::BTreeMap,
@@ -27,6 +28,7 @@ use known::Cookies;
 pub(crate) use known::Remember;
 use scope::Scope;
 use tenure::internals::{Serve, duration::written};
+use users::{NoUsers, Users};
 
 /// The headers in which proxies name the user.
 const NAMED_BY_PROXIES: [&str; 4] =
@@ -61,10 +63,18 @@ pub(crate) enum NotServed {
     )]
     SamePassword,
     #[error(
-        "TENURE_SERVE_ACTORS lists users by the names that a proxy sends, but no proxy authenticates them: set \
-         TENURE_SERVE_AUTH=proxy and no password or token of the dashboard's own, or leave out TENURE_SERVE_ACTORS"
+        "TENURE_SERVE_ACTORS lists users by the names that a proxy sends or that TENURE_SERVE_USERS holds, but neither \
+         is set: set TENURE_SERVE_USERS, or TENURE_SERVE_AUTH=proxy and no password or token of the dashboard's own, \
+         or remove TENURE_SERVE_ACTORS"
     )]
-    ActorsWithoutProxy,
+    ActorsWithoutUsers,
+    #[error(
+        "TENURE_SERVE_USERS is set beside TENURE_SERVE_PASSWORD, TENURE_SERVE_VIEWER_PASSWORD or TENURE_SERVE_AUTH: \
+         users sign in by one of these; remove the others"
+    )]
+    UsersTwice,
+    #[error(transparent)]
+    Users(#[from] NoUsers),
 }
 
 /// What a request is for.
@@ -153,6 +163,7 @@ pub(crate) struct Access {
     /// Hashes, so that a comparison takes the same time for every input.
     password: Option<[u8; 32]>,
     viewer_password: Option<[u8; 32]>,
+    users: Option<Users>,
     token: Option<Token>,
     /// Of programs that may act by the HTTP API.
     api_token: Option<Token>,
@@ -198,11 +209,13 @@ impl Access {
     pub(crate) fn new(serve: &Serve, address: SocketAddr) -> Result<Self, NotServed> {
         let api_token = serve.api_token.as_ref().filter(|_| serve.has_api);
         let only_read = serve.token.is_some() || serve.viewer_password.is_some();
-        let asks = serve.password.is_some() || api_token.is_some() || only_read;
+        let has_users = serve.users.is_some();
+        let asks = serve.password.is_some() || api_token.is_some() || only_read || has_users;
         if !asks && !serve.is_behind_proxy && !address.ip().is_loopback() {
             return Err(NotServed::Open(address));
         }
-        if serve.has_actions && only_read && serve.password.is_none() && api_token.is_none() {
+        let may_act = serve.password.is_some() || api_token.is_some() || has_users;
+        if serve.has_actions && only_read && !may_act {
             return Err(NotServed::NobodyMayAct);
         }
         if api_token.is_some() && api_token == serve.token.as_ref() {
@@ -211,13 +224,18 @@ impl Access {
         if serve.password.is_some() && serve.password == serve.viewer_password {
             return Err(NotServed::SamePassword);
         }
-        if serve.actors.is_some() && (asks || !serve.is_behind_proxy) {
-            return Err(NotServed::ActorsWithoutProxy);
+        if serve.actors.is_some() && !has_users && (asks || !serve.is_behind_proxy) {
+            return Err(NotServed::ActorsWithoutUsers);
+        }
+        let has_password = serve.password.is_some() || serve.viewer_password.is_some();
+        if has_users && (has_password || serve.is_behind_proxy) {
+            return Err(NotServed::UsersTwice);
         }
         Ok(Self {
             user: serve.user.clone(),
             password: serve.password.as_deref().map(hash),
             viewer_password: serve.viewer_password.as_deref().map(hash),
+            users: serve.users.as_deref().map(Users::read).transpose()?,
             token: serve.token.as_deref().map(Token::of),
             api_token: api_token.map(|token| Token::of(token)),
             cookies: serve.password.as_deref().map(|password| Cookies::of(&serve.user, password)),
@@ -231,10 +249,19 @@ impl Access {
         })
     }
 
+    /// Whether a comparison takes as long as bcrypt does.
+    pub(crate) fn takes_long(&self) -> bool {
+        self.users.is_some()
+    }
+
+    fn has_passwords(&self) -> bool {
+        self.password.is_some() || self.viewer_password.is_some() || self.users.is_some()
+    }
+
     /// The challenge for a browser or a program without credentials.
     pub(crate) fn challenge(&self) -> &'static str {
         // If there is no password, a browser must not ask its user for one.
-        if self.password.is_some() || self.viewer_password.is_some() {
+        if self.has_passwords() {
             "Basic realm=\"tenure\", charset=\"UTF-8\""
         } else {
             "Bearer realm=\"tenure\""
@@ -262,7 +289,7 @@ impl Access {
         cookie: impl Fn(&str) -> Option<String>,
     ) -> Result<Who, Refused> {
         let has_token = self.token.is_some() || self.api_token.is_some();
-        if self.password.is_some() || self.viewer_password.is_some() || has_token {
+        if self.has_passwords() || has_token {
             // A browser's first request has none, because the browser has not been asked yet.
             if !headers.contains_key(header::AUTHORIZATION) {
                 return Err(Refused::Unknown);
@@ -288,6 +315,9 @@ impl Access {
 
     /// The cookies of the browsers of this user. A user of both names has those of the first account.
     fn cookies_of(&self, user: &str) -> Option<&Cookies> {
+        if let Some(users) = &self.users {
+            return users.cookies(user);
+        }
         let is_user = self.cookies.as_ref().filter(|_| user == self.user);
         is_user.or_else(|| self.viewer_cookies.as_ref().filter(|_| user == VIEWER))
     }
@@ -324,6 +354,11 @@ impl Access {
     /// The user with this name and password.
     fn user(&self, basic: &Basic) -> Option<Who> {
         let name = basic.username();
+        if let Some(users) = &self.users {
+            let is_right = users.is(name, basic.password());
+            let remember = users.cookies(name).filter(|_| is_right)?.remember();
+            return Some(Who { remember: Some(remember), ..self.listed(name) });
+        }
         // All are compared, even if the first is wrong, so that the time tells nothing.
         let (is_user, is_viewer) = (is(name, Some(&hash(&self.user))), is(name, Some(&hash(VIEWER))));
         let (acts, looks) = (
@@ -343,6 +378,17 @@ impl Access {
         None
     }
 
+    /// What a user of this name may do.
+    fn listed(&self, name: &str) -> Who {
+        let shown: String = name.chars().take(100).collect();
+        let Some(actors) = &self.actors else { return Who::person(shown) };
+        if let Some(scope) = actors.get(name) {
+            return Who { scope: scope.clone(), ..Who::person(shown) };
+        }
+        let why = format!("{shown} may only look. TENURE_SERVE_ACTORS lists the users who may act.");
+        Who::viewer(shown, why)
+    }
+
     fn named_by_proxy(&self, headers: &HeaderMap) -> Who {
         let names: Vec<_> = NAMED_BY_PROXIES
             .iter()
@@ -352,25 +398,18 @@ impl Access {
             .collect();
         let first = names.iter().copied().flatten().next();
         let name: String = first.unwrap_or("behind the proxy").chars().take(100).collect();
-        let Some(actors) = &self.actors else { return Who::person(name) };
+        if self.actors.is_none() {
+            return Who::person(name);
+        }
         // A proxy that lets its users' own headers through names two users, one of them invented.
         if names.iter().any(|other| *other != first) {
             return Who::viewer(name, "the proxy sends more than one user name, so this one may be forged.");
         }
-        match first {
-            Some(first) if let Some(scope) = actors.get(first) => {
-                Who { scope: scope.clone(), ..Who::person(name) }
-            }
-            Some(_) => {
-                let why = format!("{name} may only look. TENURE_SERVE_ACTORS lists the users who may act.");
-                Who::viewer(name, why)
-            }
-            None => {
-                let why =
-                    "the proxy sends no user name, and TENURE_SERVE_ACTORS lists the users who may act.";
-                Who::viewer(name, why)
-            }
+        if let Some(first) = first {
+            return self.listed(first);
         }
+        let why = "the proxy sends no user name, and TENURE_SERVE_ACTORS lists the users who may act.";
+        Who::viewer(name, why)
     }
 }
 

@@ -142,7 +142,8 @@ async fn check(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let who = match api.gate.enter(peer.ip(), request.headers(), request.uri().path(), For::Api) {
+    let (headers, path) = (request.headers().clone(), request.uri().path().to_owned());
+    let who = match api.gate.enter(peer.ip(), headers, path, For::Api).await {
         Ok(who) => who,
         Err(why) => return Failure::refused(why, api.gate.challenge()).into_response(),
     };

@@ -329,7 +329,8 @@ async fn check(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match door.gate.enter(peer.ip(), request.headers(), request.uri().path(), For::Pages) {
+    let (headers, path) = (request.headers().clone(), request.uri().path().to_owned());
+    match door.gate.enter(peer.ip(), headers, path, For::Pages).await {
         Ok(who) => {
             let remember = who.remember.as_ref().map(|Remember { name, value, kept_for }| {
                 let mut remember = cookie(&door.base, name.clone(), value.clone());

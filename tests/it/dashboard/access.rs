@@ -243,6 +243,76 @@ async fn viewers_see_no_forms_and_change_nothing() {
     }
 }
 
+/// Users of a file: each signs in with a password of their own, and acts as the list says.
+#[tokio::test(flavor = "multi_thread")]
+async fn users_of_a_file_sign_in_each_with_a_password_of_their_own() {
+    let bench = calm().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("users");
+    let hashed = |password: &str| bcrypt::hash(password, 4).unwrap();
+    std::fs::write(
+        &path,
+        format!("ada:{}\ngrace:{}\neve:{}\n", hashed("one"), hashed("two"), hashed("three")),
+    )
+    .unwrap();
+    let users = path.to_str().unwrap();
+    let variables = [
+        ("TENURE_SERVE_USERS", users),
+        ("TENURE_SERVE_ACTORS", "ada, grace=mail"),
+        ("TENURE_SERVE_TOKEN", "a-token-of-mine"),
+    ];
+    let dashboard = Dashboard::start(&bench, &["--actions"], &variables).await;
+    for (who, right) in
+        [("ada:one", 200), ("grace:two", 200), ("eve:three", 200), ("eve:one", 401), ("bob:one", 401)]
+    {
+        let answer = dashboard.ask("GET", "/queues", &[("Authorization", &basic(who))], "").await;
+        assert_eq!(answer.status, right, "{who}");
+        assert_eq!(
+            answer.all("set-cookie").iter().any(|of| of.starts_with("tenure_known_")),
+            right == 200,
+            "{who}"
+        );
+    }
+    let unknown = dashboard.get("/queues").await;
+    assert!(unknown.status == 401 && unknown.header("www-authenticate").unwrap().starts_with("Basic "));
+    let pause = async |who: &str, queue: &str| {
+        let authorization = basic(who);
+        let headers = [
+            ("Cookie", "tenure_csrf=abc"),
+            ("Sec-Fetch-Site", "same-origin"),
+            ("Authorization", authorization.as_str()),
+        ];
+        dashboard.ask("POST", &format!("/queues/{queue}/pause"), &headers, "csrf=abc&back=%2Fqueues").await
+    };
+    bench.tenure.setup(&["mail".into(), "billing".into()]).await.unwrap();
+    enqueue(&bench, json!(1)).await;
+    for queue in ["mail", "billing"] {
+        bench.tenure.limit_queue(queue, tenure::queues::QueueLimits::new().max_running(9)).await.unwrap();
+    }
+    assert_eq!(pause("eve:three", "mail").await.status, 403);
+    assert_eq!(pause("grace:two", "billing").await.status, 403);
+    assert_eq!(pause("grace:two", "mail").await.status, 303);
+    assert_eq!(pause("ada:one", "billing").await.status, 303);
+    let acts = bench.tenure.audit(&tenure::audit::AuditFilter::new().act("pause_queue"), 9).await.unwrap();
+    let who: Vec<_> = acts.iter().rev().map(|of| of.actor.as_deref().unwrap_or_default()).collect();
+    assert_eq!(who, ["grace", "ada"]);
+    drop(dashboard);
+
+    let empty = folder.path().join("empty");
+    std::fs::write(&empty, "ada:plain").unwrap();
+    for (variables, told) in [
+        (&[("TENURE_SERVE_USERS", "/nowhere/users")][..], "/nowhere/users cannot be read"),
+        (&[("TENURE_SERVE_USERS", empty.to_str().unwrap())], "line 1 of"),
+        (&[("TENURE_SERVE_USERS", users), ("TENURE_SERVE_PASSWORD", "correct horse")], "remove the others"),
+        (&[("TENURE_SERVE_USERS", users), ("TENURE_SERVE_AUTH", "proxy")], "remove the others"),
+    ] {
+        let mut serve = bench.program(&["serve", "--actions", "--listen", "127.0.0.1:0"]);
+        let output = serve.envs(variables.iter().copied()).output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && text.contains(told), "{text}");
+    }
+}
+
 /// Users behind a proxy, each with some queues alone, at the pages and at the API.
 #[tokio::test(flavor = "multi_thread")]
 #[expect(clippy::too_many_lines, reason = "one form after the other")]

@@ -51,7 +51,8 @@
            published_at     = NULL,
            clear_reason     = r.reason,
            losses           = j.losses + CASE WHEN r.verdict = 'lost' THEN 1 ELSE 0 END,
-           last_error       = coalesce(r.error, j.last_error)
+           -- A snooze has an error only if the job has not run: its attempt says why.
+           last_error       = CASE WHEN r.verdict = 'snoozed' THEN j.last_error ELSE coalesce(r.error, j.last_error) END
       FROM routed r
      WHERE j.id = r.id AND r.route = 'queued'
        AND j.id = ANY (ARRAY(SELECT id FROM locked))
