@@ -535,7 +535,7 @@ async fn the_dashboard_says_it_on_its_first_page_and_releases_a_kind() {
     assert!(overview.contains("The kind charge is in quarantine."), "{overview}");
     assert!(overview.contains("9 of 10 attempts had failed"), "{overview}");
     let kinds = dashboard.get("/kinds").await.body;
-    assert!(kinds.contains("more than 30 % of at least 10 attempts fail within 1m"), "{kinds}");
+    assert!(kinds.contains("&gt; 30 % of 10 in 1m"), "{kinds}");
     assert!(kinds.contains("/kinds/charge/release"), "{kinds}");
     for said in ["The jobs of charge run again.", "charge is not in quarantine."] {
         let answer = dashboard.post("/kinds/charge/release", "").await;

@@ -154,9 +154,10 @@ async fn rate(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result
 /// workers, most find the queue full: their claims must not wait for each other in vain.
 async fn limited(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     for (workers, slots) in WORKERS_OF_LIMIT {
+        let plural = if workers == 1 { "" } else { "s" };
         let (lane, limit) = (
-            format!("drain, {workers} workers, one lane of {LIMIT}"),
-            format!("drain, {workers} workers, max_running {LIMIT}"),
+            format!("drain, {workers} worker{plural}, one lane of {LIMIT}"),
+            format!("drain, {workers} worker{plural}, max_running {LIMIT}"),
         );
         let mut rates = [0.0; 2];
         for (at, name) in [lane.clone(), limit].into_iter().enumerate() {

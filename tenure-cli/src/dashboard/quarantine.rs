@@ -26,7 +26,7 @@ pub(super) fn panel(view: &View, ask: &Ask, watched: &[QuarantineRow]) -> Markup
                 div.scroll { table.cards {
                     thead { tr {
                         th scope="col" { "Kind" }
-                        th scope="col" { "Quarantine if" }
+                        th scope="col" { "Quarantine if failed" }
                         th scope="col" { "State" }
                         th.num scope="col" { "Failed" }
                         th.num scope="col" { "Waiting" }
@@ -50,8 +50,8 @@ fn row(view: &View, ask: &Ask, of: &QuarantineRow) -> Markup {
     html! {
         tr id={ "watched-" (of.kind) } {
             th scope="row" { a.row href={ (view.base) "/jobs?kind=" (encoded(&of.kind)) } { (of.kind) } }
-            td data-label="Quarantine if" {
-                "more than " (percent) " % of at least " (of.attempts) " attempts fail within " (span(of.within_s))
+            td data-label="Quarantine if failed" {
+                "> " (percent) " % of " (of.attempts) " in " (span(of.within_s))
             }
             td data-label="State" {
                 @match of.began_at {
