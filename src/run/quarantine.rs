@@ -126,7 +126,7 @@ impl Quarantine {
                     return None;
                 }
                 Ok(ProbeAnswer::Wait) => {}
-                // If this job is the probe, its snooze decides nothing, and the next one is due at once.
+                // If this job is the probe, its snooze decides nothing, and the next one is due in its time.
                 Err(error) => tracing::debug!(%error, kind, "could not ask whether to try a job"),
             }
         }
