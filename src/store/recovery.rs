@@ -362,6 +362,7 @@ impl Store {
                 fleet.silent = row.try_get("silent")?;
                 (fleet.age_s, fleet.now) = (row.try_get("age_s")?, Some(row.try_get("now")?));
                 fleet.is_read_only = row.try_get("is_read_only")?;
+                fleet.has_quarantines = row.try_get("has_quarantines")?;
                 (fleet.last_seen_s, fleet.last_scan_s) =
                     (row.try_get("last_seen_s")?, row.try_get("last_scan_s")?);
                 (fleet.not_ready, fleet.why_not_ready) =

@@ -14,6 +14,8 @@ pub struct Fleet {
     pub queues: Vec<QueueStats>,
     pub(crate) relay_lag_s: f64,
     pub dead: i64,
+    /// Whether a kind is watched.
+    pub has_quarantines: bool,
     /// Live workers that do not drain, and those that do.
     pub workers: i64,
     pub draining: i64,

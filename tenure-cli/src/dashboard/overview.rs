@@ -39,15 +39,16 @@ pub(super) struct Figures {
 
 async fn read(view: &View, range: &Range) -> Result<Figures, StoreError> {
     let (store, all, asked_at) = (view.tenure.store(), EventFilter::default(), Utc::now());
-    let (fleet, units, events, latest, schedules, watched) = tokio::try_join!(
+    let (fleet, units, events, latest, schedules) = tokio::try_join!(
         store.fleet(),
         store.activity(range.units, range.unit_s, None),
         store.recovery_counts(range.units, range.unit_s, DAY_S),
         store.recovery_events(&all, LATEST),
         store.unserved_schedules(SCHEDULES),
-        // A role that may not read them yet sees the rest.
-        async { Ok(view.tenure.quarantines().await.unwrap_or_default()) },
     )?;
+    // A role that may not read them yet sees the rest.
+    let watched =
+        if fleet.has_quarantines { view.tenure.quarantines().await.unwrap_or_default() } else { Vec::new() };
     if let Some(now) = fleet.now {
         view.figures.clock.note(now, asked_at);
     }
