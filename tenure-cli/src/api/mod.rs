@@ -47,8 +47,8 @@ const AT: &str = "\"url\": \"/api/v1\"";
 const FOLLOWED_MAX: usize = 100;
 /// The most lists that are read at once: each may hold many payloads.
 const LISTED_MAX: usize = 4;
-/// How long the responses of those that wait or watch may take when the program ends.
-const CLOSED_WITHIN: Duration = Duration::from_secs(1);
+/// How long the responses of those that wait or watch may take when the program ends, also on a busy machine.
+const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 
 /// The state of the API.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(crate) struct Closing {
 }
 
 impl Closing {
-    /// Answers those that wait or watch, and returns once their responses are written, or a second has passed.
+    /// Answers those that wait or watch, and returns once their responses are written, or three seconds have passed.
     pub(crate) async fn close(&self) {
         self.begun.cancel();
         self.responses.close();
