@@ -4,7 +4,8 @@
 -- an end holds for it as for any job: lanes, limits, fences, cancellation.
 CREATE TABLE tenure.quarantines (
     kind           text             PRIMARY KEY CHECK (length(kind) BETWEEN 1 AND 200),
-    -- It begins once more than this share of the attempts within this time has failed, and at least so many have ended.
+    -- A quarantine begins once at least `attempts` attempts have ended within the time `within`, and more than this share
+    -- of them has failed.
     share          double precision NOT NULL CHECK (share > 0 AND share < 1),
     attempts       int              NOT NULL CHECK (attempts >= 1),
     within         interval         NOT NULL CHECK (within > '0'),
@@ -14,12 +15,12 @@ CREATE TABLE tenure.quarantines (
     -- The attempts at which it began.
     ended          bigint,
     failed         bigint,
-    -- What ended before does not count: a quarantine ended then.
+    -- Attempts that ended before this time do not count: the rule was made then, or a quarantine ended.
     counted_from   timestamptz      NOT NULL DEFAULT clock_timestamp(),
     -- The job that is tried, and under which token. NULL: none is.
     probe_job      uuid,
     probe_token    bigint,
-    -- Whether nothing stays of it once it has completed.
+    -- Whether the job leaves no row once it has completed.
     probe_keeps_nothing boolean      NOT NULL DEFAULT false,
     probes         bigint           NOT NULL DEFAULT 0,
     last_probe     text             CONSTRAINT probe_ends_as_known CHECK (last_probe IN ('completed', 'failed', 'undecided')),
@@ -39,7 +40,7 @@ CREATE TABLE tenure.quarantine_counts (
     PRIMARY KEY (kind, at)
 );
 
--- The jobs that wait for the end of a quarantine: to call them then. One that is missing here waits out its time.
+-- The jobs that wait for the end of a quarantine: to call them then. A job that is missing here waits out its time.
 CREATE TABLE tenure.quarantined_jobs (
     kind   text NOT NULL,
     job_id uuid NOT NULL,

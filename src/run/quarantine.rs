@@ -99,7 +99,7 @@ impl Quarantine {
     }
 
     /// Returns why a job that this worker has claimed may not run now. `None`: it may.
-    /// `no_history`: nothing stays of it once it has completed.
+    /// `no_history`: the job leaves no row once it has completed.
     pub(crate) async fn holds(&self, kind: &str, key: ClaimKey, no_history: bool) -> Option<InQuarantine> {
         if !self.watches() {
             return None;

@@ -309,7 +309,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         loops.spawn(ReportOthers { gateway: gateway.clone(), health, every: self.config.timing.renew_every });
     }
 
-    /// What exports gauges of the fleet; a worker learns of quarantines with theirs.
+    /// Spawns the loops that export gauges of the fleet, and those of quarantines.
     fn spawn_gauges(&self, loops: &mut Loops, common: &Common) {
         let gauges = || Gauges::new(self.config.cell.as_deref());
         let (nats, queues, scan_every) =

@@ -141,7 +141,7 @@ async fn a_kind_that_mostly_fails_waits_but_for_one_job_at_a_time_and_runs_again
 async fn an_operator_ends_a_quarantine_and_watches_a_kind_no_more() {
     let bench = bench().await;
     let bank = Bank::default();
-    assert!(!bench.tenure.end_quarantine("charge").await.unwrap(), "there is none");
+    assert!(!bench.tenure.end_quarantine("charge").await.unwrap(), "the kind is not in quarantine");
     assert!(!bench.tenure.remove_quarantine("charge").await.unwrap(), "it is not watched");
     let worker = in_quarantine(&bench, &bank, 40).await;
     assert!(!bench.tenure.put_quarantine("charge", rule()).await.unwrap(), "nothing has changed");

@@ -1,6 +1,7 @@
 -- put_quarantine: watch a kind, or change its rule. A quarantine that is under way goes on.
 --
---   $1 kind  $2 share of failures  $3 attempts  $4 within so many seconds  $5 seconds between probes
+--   $1 kind  $2 share of failures  $3 attempts, at least  $4 seconds within which attempts count
+--   $5 seconds between probes
 --   $6 who acts: by what, and the name
 --
 -- One row: whether the rule is new or has changed. Forgets rules that were removed long ago.

@@ -3,7 +3,7 @@
 --   $1 kinds, $2 attempts ended, $3 of them failed: since its last report
 --   $4 kinds, $5 jobs: snoozed since then
 --
--- A kind whose rule is gone is left out. In the order of kinds, so that workers that report at once never deadlock.
+-- A kind whose rule is gone adds nothing. In the order of kinds, so that workers that report at once never deadlock.
 WITH counted AS (
     INSERT INTO tenure.quarantine_counts AS c (kind, at, ended, failed)
     SELECT q.kind, greatest(date_bin(q.within / 60, clock_timestamp(), 'epoch'), q.counted_from), n.ended, n.failed

@@ -1,6 +1,6 @@
 -- take_probe: try this job, if a probe of its kind is due and no other worker has taken it.
 --
---   $1 kind  $2 job  $3 its token  $4 whether nothing stays of it once it has completed
+--   $1 kind  $2 job  $3 its token  $4 whether the job leaves no row once it has completed
 --
 -- One row: 'probe'; 'ended', and the kind is in quarantine no more; or 'wait'.
 -- The job is claimed, so that its end under this token says how the probe has ended, also if the worker dies.

@@ -145,7 +145,7 @@ mod tests {
             ("ada:{SHA}fEqNCco3Yq9h5ZUglD3CZJT4lBs=".into(), "has no hash of bcrypt"),
             ("ada:$apr1$abc$def".into(), "`htpasswd -B -c FILE USER` writes it"),
             (format!("ada:{right}\nada:{right}"), "names a user for the second time"),
-            ("# nobody\n".into(), "has no users"),
+            ("# only a comment\n".into(), "has no users"),
         ] {
             let (_folder, path) = file(&text);
             let error = Users::read(&path).unwrap_err().to_string();
