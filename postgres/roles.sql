@@ -41,6 +41,7 @@ GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_contex
       SELECT (id, queue, publish_at, published_at, dispatch, fencing_token, status)
     ON tenure.jobs TO tenure_producer;
 GRANT INSERT (at, job_id) ON tenure.job_expiries TO tenure_producer;
+GRANT INSERT (job_id, tag) ON tenure.job_tags TO tenure_producer;
 -- These run with the rights of the schema's owner. Groups: which new job waits for which. A signal writes an event of a live
 -- job, once for each name, and wakes that job.
 GRANT EXECUTE ON FUNCTION tenure.link_jobs(uuid[], uuid[], uuid), tenure.add_followers(uuid[], text[], uuid),
@@ -59,7 +60,7 @@ GRANT SELECT (queue, standing, standing_deliveries, standing_of, standing_until)
 
 -- The functions of docs/sql.md, and the parts that both of them call; they run with the caller's rights.
 GRANT EXECUTE ON FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text, text, int, timestamptz,
-                                         text, text, interval, text, text),
+                                         text, text, interval, text, text, text[]),
       tenure.enqueue_many(jsonb),
       tenure.create_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[], jsonb[]),
       tenure.insert_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[])
@@ -84,7 +85,7 @@ GRANT SELECT, INSERT ON tenure.job_history, tenure.job_keys, tenure.job_executio
 GRANT UPDATE (ended_at) ON tenure.job_keys TO tenure_worker;
 -- UPDATE: a job that dies replaces the refusal of its own message by a worker with other limits.
 GRANT SELECT, INSERT, UPDATE ON tenure.dead_letter_jobs TO tenure_worker;
-GRANT SELECT, INSERT ON tenure.effects TO tenure_worker;
+GRANT SELECT, INSERT ON tenure.effects, tenure.job_tags TO tenure_worker;
 GRANT UPDATE (result, fencing_token, step_kind) ON tenure.effects TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
 -- `release_followers` releases, cancels and restores jobs that follow others, once these have ended; `mend_groups` notes
@@ -155,7 +156,8 @@ GRANT UPDATE (changed_at) ON tenure.lane_settings TO tenure_operator;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tenure.redrives TO tenure_operator;
 GRANT SELECT, INSERT, DELETE ON tenure.redrive_jobs TO tenure_operator;
 GRANT INSERT, UPDATE, DELETE ON tenure.quarantines TO tenure_operator;
-GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects TO tenure_operator;
+GRANT DELETE ON tenure.dead_letter_jobs, tenure.job_keys, tenure.job_executions, tenure.effects, tenure.job_tags
+    TO tenure_operator;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO tenure_viewer;
 -- With the key, a receipt could be made up.

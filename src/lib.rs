@@ -110,7 +110,7 @@ pub use {async_nats, sqlx};
 
 /// The rules of the names of queues and kinds, and of IDs.
 pub mod names {
-    pub use crate::job::{JobIdError, NameError, check_kind, check_queue};
+    pub use crate::job::{JobIdError, NameError, check_kind, check_queue, check_tag};
 }
 
 /// Jobs that wait for other jobs, and events that jobs wait for: see [`Tenure::group`], [`Tenure::graph`] and

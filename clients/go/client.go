@@ -34,6 +34,8 @@ type Request struct {
 	MaxAttempts int           `json:"max_attempts,omitempty"`
 	Lane        string        `json:"lane,omitempty"`
 	Priority    int           `json:"priority,omitempty"`
+	// Tags are words or key=value to find the job by, such as customer=7.
+	Tags        []string      `json:"tags,omitempty"`
 	TraceParent string        `json:"traceparent,omitempty"`
 }
 

@@ -22,8 +22,8 @@ use crate::{
         insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     },
     job::{
-        Job, JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, check_key, check_kind, check_lane, check_queue,
-        duration::written, unstorable_text,
+        Job, JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, TAGS_MAX, check_key, check_kind, check_lane,
+        check_queue, check_tag, duration::written, unstorable_text,
     },
     observe::trace::{self, Sending},
     store::{NewJob, PublishedBy, RareOptions, StoreError},
@@ -198,6 +198,21 @@ impl JobRequest {
         self
     }
 
+    /// Puts a tag on the job, to find it by: a word, or `key=value`, such as `customer=7`. At most 16 tags, each of 1
+    /// to 100 bytes without spaces, commas and control characters. A tag that the job has already changes nothing.
+    ///
+    /// [`JobFilter::tag`](crate::rows::JobFilter::tag) and [`DeadFilter::tag`](crate::rows::DeadFilter::tag) select by
+    /// tags. A handler does not see them, and a job that [replaces](JobRequest::replace) a queued one leaves that one's
+    /// tags as they are.
+    #[must_use]
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        let tag = tag.into();
+        if !self.rare.tags.contains(&tag) {
+            self.rare.tags.push(tag);
+        }
+        self
+    }
+
     /// Runs the job no earlier than this long from now, by the database's clock.
     #[must_use]
     pub fn delay(mut self, delay: Duration) -> Self {
@@ -284,6 +299,7 @@ impl JobRequest {
             ("priority", self.rare.priority.map(|priority| priority.to_string())),
             ("not_after", self.rare.not_after.map(|at| at.to_rfc3339())),
             ("a key", self.rare.lasting_key.clone()),
+            ("a tag", self.rare.tags.first().cloned()),
         ] {
             if let Some(value) = value {
                 return Err(EnqueueError::Option { what, value, expected: own });
@@ -371,6 +387,10 @@ fn check_rare(rare: &RareOptions, has_key: bool, delay: Option<Duration>) -> Res
     }
     if let Some(at) = rare.not_after.filter(|at| *at > Utc::now() + DELAY_MAX) {
         return wrong("not_after", at.to_rfc3339(), "at most ten years ahead");
+    }
+    rare.tags.iter().try_for_each(|tag| check_tag(tag))?;
+    if rare.tags.len() > TAGS_MAX {
+        return wrong("the number of tags", rare.tags.len().to_string(), "at most 16");
     }
     if let Some(key) = &rare.lasting_key {
         if check_key(key).is_err() {
@@ -478,6 +498,8 @@ options! {
     priority(priority: i16);
     /// See [`JobRequest::not_after`].
     not_after(at: DateTime<Utc>);
+    /// See [`JobRequest::tag`].
+    tag(tag: impl Into<String>);
     /// See [`JobRequest::on_expiry`].
     on_expiry(becomes: OnExpiry);
 }

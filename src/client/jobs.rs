@@ -21,7 +21,7 @@ use crate::{
     enqueue::insert::EnqueueError,
     job::{JobId, NameError, Status, check_key, check_kind, check_queue, duration::written},
     observe::metrics,
-    store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobRow, JobUpdate, StoreError},
+    store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobFilter, JobRow, JobUpdate, StoreError},
 };
 
 /// The most jobs in one statement.
@@ -355,12 +355,38 @@ impl Tenure {
             let jobs = self.store().live_jobs(queue, kind, after, page, now).await?;
             let Some(last) = jobs.last() else { return Ok(done) };
             after = *last;
-            let answers = self.store().cancel(&jobs, Some(self.actor())).await?;
-            self.announce(&answers);
-            let asked = answers.values().filter(|answer| matches!(answer, CancelAnswer::Asked(_))).count();
-            done.asked += asked as u64;
-            done.cancelled += (answers.len() - asked) as u64;
+            self.cancel_step(&jobs, &mut done).await?;
         }
+    }
+
+    /// Cancels every live job that the filter selects and that was there when this was called, the newest first: of a
+    /// customer whose jobs have a [tag](JobFilter::tag), for example.
+    ///
+    /// Cancel safe, in steps of 500 jobs: if a step fails, the jobs of earlier steps stay cancelled; call it again.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused.
+    pub async fn cancel_matching(&self, filter: &JobFilter) -> Result<CancelCounts, StoreError> {
+        let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
+        let mut filter = filter.clone();
+        let mut done = CancelCounts::default();
+        loop {
+            let jobs = self.store().cancellable(&filter, page).await?;
+            let Some(last) = jobs.last() else { return Ok(done) };
+            filter = filter.before(*last);
+            self.cancel_step(&jobs, &mut done).await?;
+        }
+    }
+
+    /// Cancels at most 500 jobs, and counts them.
+    async fn cancel_step(&self, jobs: &[JobId], done: &mut CancelCounts) -> Result<(), StoreError> {
+        let answers = self.store().cancel(jobs, Some(self.actor())).await?;
+        self.announce(&answers);
+        let asked = answers.values().filter(|answer| matches!(answer, CancelAnswer::Asked(_))).count();
+        done.asked += asked as u64;
+        done.cancelled += (answers.len() - asked) as u64;
+        Ok(())
     }
 
     /// Announces the running jobs among them to their workers, without waiting for it.
@@ -414,7 +440,7 @@ impl Tenure {
         Ok(all)
     }
 
-    /// Enqueues a job that has completed or was cancelled anew: another job of the same queue, kind, payload and
+    /// Enqueues a job that has completed or was cancelled anew: another job of the same queue, kind, payload, tags and
     /// number of attempts, without the old one's delay, lane, unique key and group. A job that has failed is not run
     /// again but redriven ([`Tenure::retry`]), so that it keeps its history.
     ///
@@ -442,6 +468,7 @@ impl Tenure {
         if let Some(key) = key {
             request = request.unique_key(key);
         }
+        request = row.tags.iter().fold(request, JobRequest::tag);
         Ok(self.enqueue(request).await?)
     }
 

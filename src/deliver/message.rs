@@ -4,8 +4,8 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     job::{
-        JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, attempt::Category, check_key, check_kind, check_lane,
-        check_queue, unstorable,
+        JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, TAGS_MAX, attempt::Category, check_key, check_kind,
+        check_lane, check_queue, check_tag, unstorable,
     },
     nats::{Delivery, JOB_ID, TicketBody},
     observe::trace,
@@ -207,6 +207,25 @@ fn time(sent: &impl RawMessage, name: &str) -> Result<Option<DateTime<Utc>>, Str
     Ok(Some(DateTime::parse_from_rfc3339(text.trim()).map_err(wrong)?.into()))
 }
 
+/// Reads the tags, which commas separate.
+fn tags(sent: &impl RawMessage) -> Result<Vec<String>, String> {
+    let mut tags: Vec<String> = Vec::new();
+    for tag in sent.header("Tenure-Tags").unwrap_or_default().split(',').map(str::trim) {
+        if tag.is_empty() || tags.iter().any(|other| other == tag) {
+            continue;
+        }
+        check_tag(tag).map_err(|error| format!("the header Tenure-Tags: {error}"))?;
+        tags.push(tag.to_owned());
+    }
+    if tags.len() > TAGS_MAX {
+        return Err(format!(
+            "the header Tenure-Tags has {} tags, but at most {TAGS_MAX} are allowed",
+            tags.len()
+        ));
+    }
+    Ok(tags)
+}
+
 /// Reads the headers that few submissions have.
 fn rare(sent: &impl RawMessage) -> Result<Option<Box<RareOptions>>, String> {
     let lane = sent.header("Tenure-Lane");
@@ -243,6 +262,7 @@ fn rare(sent: &impl RawMessage) -> Result<Option<Box<RareOptions>>, String> {
         lasting_key: replace.map(str::to_owned),
         longest_s: None,
         group_id: None,
+        tags: tags(sent)?,
     };
     Ok((rare != RareOptions::default()).then(|| Box::new(rare)))
 }

@@ -67,7 +67,8 @@ pub(super) fn job_in(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal
     if let Some(priority) = of.optional::<i16>("priority", "an integer from -100 to 100")? {
         job = job.priority(priority);
     }
-    Ok(job)
+    let tags = of.optional::<Vec<String>>("tags", "an array of texts")?.unwrap_or_default();
+    Ok(tags.into_iter().fold(job, JobRequest::tag))
 }
 
 impl Gateway {

@@ -37,6 +37,7 @@ pub fn job(at: DateTime<Utc>) -> JobRow {
         priority: None,
         not_after: None,
         is_held: false,
+        tags: Vec::new(),
     }
 }
 

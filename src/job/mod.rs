@@ -148,6 +148,28 @@ pub(crate) fn check_lane(key: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// The most bytes of a tag, and the most tags of a job.
+const TAG_BYTES_MAX: usize = 100;
+pub(crate) const TAGS_MAX: usize = 16;
+
+/// Checks a tag of a job: a word, or `key=value`, such as `customer=7`.
+///
+/// # Errors
+///
+/// [`NameError`] says which characters a tag may have.
+pub fn check_tag(tag: &str) -> Result<(), NameError> {
+    let is_apart = |c: char| c == ' ' || c == ',' || c.is_control();
+    if (1..=TAG_BYTES_MAX).contains(&tag.len()) && !tag.contains(is_apart) {
+        return Ok(());
+    }
+    let shown = tag.chars().take(TAG_BYTES_MAX).collect();
+    Err(NameError {
+        what: "tag",
+        name: shown,
+        rule: "use 1 to 100 bytes without spaces, commas and control characters",
+    })
+}
+
 /// The state of a job.
 ///
 /// ```text

@@ -32,6 +32,7 @@ pub struct DeadFilter {
     error: Option<String>,
     until: Option<DateTime<Utc>>,
     group: Option<String>,
+    tags: Vec<String>,
     before: Option<(DateTime<Utc>, JobId)>,
 }
 
@@ -86,6 +87,13 @@ impl DeadFilter {
         self
     }
 
+    /// Selects only jobs with this tag; called several times, only jobs with all of these tags.
+    #[must_use]
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.tags.push(tag.into());
+        self
+    }
+
     /// Selects only dead letters that a list shows after the one with this time of death and this id. A redrive or a
     /// purge ignores it.
     #[must_use]
@@ -113,7 +121,7 @@ impl DeadFilter {
         let older_than = (!self.older_than.is_zero()).then_some(self.older_than.as_secs_f64());
         let all = serde_json::json!({
             "queue": self.queue, "kind": self.kind, "category": self.category, "group": self.group,
-            "error": self.error, "older_than_s": older_than, "until": self.until,
+            "error": self.error, "older_than_s": older_than, "until": self.until, "tags": self.tags_bound(),
         });
         let set = all.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
         Value::Object(set.map(|(name, value)| (name.clone(), value.clone())).collect()).to_string()
@@ -133,6 +141,11 @@ impl DeadFilter {
             .bind(self.error.clone())
             .bind(self.until)
             .bind(self.group.clone())
+            .bind(self.tags_bound())
+    }
+
+    fn tags_bound(&self) -> Option<Vec<String>> {
+        (!self.tags.is_empty()).then(|| self.tags.clone())
     }
 }
 

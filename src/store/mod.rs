@@ -192,11 +192,15 @@ parts! {
     "job/parts" "silent_job";
     "read/parts" "can_cancel";
     "read/parts" "can_retry";
+    "read/parts" "chosen_jobs";
     "read/parts" "in_lane";
     "read/parts" "dead_filter";
     "read/parts" "error_group";
     "read/parts" "error_line";
+    "read/parts" "id_bounds";
+    "read/parts" "job_columns";
     "read/parts" "job_filter";
+    "read/parts" "tagged_jobs";
     "recover/parts" "waiting";
 }
 
@@ -385,7 +389,9 @@ statements! {
     UNINDEXED_PARTITIONS = "session" "unindexed_partitions";
     UNBUILT_INDEXES = "session" "unbuilt_indexes";
     LIST_JOBS = "read" "list_jobs";
+    LIST_TAGGED = "read/forms" "list_tagged";
     MATCH_JOBS = "read" "match_jobs";
+    MATCH_TAGGED = "read/forms" "match_tagged";
     SHOW_JOB = "read" "show_job";
     CHECKPOINT_SIZE = "read" "checkpoint_size";
     LIST_WORKERS = "read" "list_workers";

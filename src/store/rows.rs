@@ -69,6 +69,9 @@ pub(crate) struct RareOptions {
     /// The longest wait of a job whose time is moved on, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) longest_s: Option<f64>,
+    /// Without duplicates.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tags: Vec<String>,
     /// The group whose jobs wait for it, or for which it waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) group_id: Option<Uuid>,
@@ -408,6 +411,8 @@ pub struct JobRow {
     /// Whether its lane holds it. `scheduled_at` is then when it is due in its lane;
     /// [`Tenure::held_for`](crate::Tenure::held_for) says for what it waits.
     pub is_held: bool,
+    /// Its tags, sorted: see [`JobRequest::tag`](crate::JobRequest::tag).
+    pub tags: Vec<String>,
 }
 
 impl JobRow {

@@ -4,8 +4,8 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, MATCH_JOBS, RECOVERY_COUNTS, RECOVERY_EVENTS,
-    SCHEDULE_JOBS, WHO_RUNS,
+    COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS, SCHEDULE_JOBS,
+    WHO_RUNS,
     call::{Store, StoreError},
     dead::{DeadCount, DeadFilter},
     rows::{JobRow, u64_of},
@@ -217,8 +217,7 @@ impl Store {
             JobAction::Cancel => "cancel",
             JobAction::Retry => "retry",
         };
-        let query = filter.bind(query(MATCH_JOBS)).bind(limit).bind(action);
-        let rows = self.rows_for_a_look(query).await?;
+        let rows = self.rows_for_a_look(filter.matching(limit, action)).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, _>>()?)
     }
 

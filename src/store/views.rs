@@ -13,8 +13,8 @@ use sqlx::{
 use tokio::time::timeout;
 
 use super::{
-    CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_STEPS, LIST_WORKERS, RECOVERIES,
-    SCHEMA_VERSION, SHOW_JOB, VERIFY,
+    CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_STEPS, LIST_TAGGED, LIST_WORKERS, MATCH_JOBS,
+    MATCH_TAGGED, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
     call::{Store, StoreError},
     rows::{
         AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, StepRow, both, bytes_of, status, u32_of,
@@ -49,6 +49,7 @@ pub struct JobFilter {
     text: Option<String>,
     /// What it waits for: `retrying`, `scheduled` or `held`.
     waits: Option<&'static str>,
+    tags: Vec<String>,
 }
 
 impl JobFilter {
@@ -118,6 +119,17 @@ impl JobFilter {
         self
     }
 
+    /// Selects only jobs with this tag; called several times, only jobs with all of these tags. An index serves it. See
+    /// [`JobRequest::tag`](crate::JobRequest::tag).
+    #[must_use]
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        let tag = tag.into();
+        if !self.tags.contains(&tag) {
+            self.tags.push(tag);
+        }
+        self
+    }
+
     /// Selects only queued jobs that wait for another attempt: their last one failed, and its backoff has not ended.
     #[must_use]
     pub fn retrying(mut self) -> Self {
@@ -142,10 +154,7 @@ impl JobFilter {
     }
 
     /// A statement with this filter as its first parameters.
-    pub(super) fn bind(
-        &self,
-        query: Query<'static, Postgres, PgArguments>,
-    ) -> Query<'static, Postgres, PgArguments> {
+    fn bind(&self, query: Query<'static, Postgres, PgArguments>) -> Query<'static, Postgres, PgArguments> {
         let age = |age: Option<Duration>| age.map(|age| age.min(AGE_MAX).as_secs_f64());
         query
             .bind(self.status.map(Status::as_str))
@@ -162,7 +171,25 @@ impl JobFilter {
 
     /// The statement that lists at most `limit` jobs.
     pub(super) fn list(&self, limit: i64, with_payloads: bool) -> Query<'static, Postgres, PgArguments> {
-        self.bind(query(LIST_JOBS)).bind(limit).bind(with_payloads)
+        self.of_tags(LIST_JOBS, LIST_TAGGED, |query| query.bind(limit).bind(with_payloads))
+    }
+
+    /// The statement that selects at most `limit` jobs that an action can touch.
+    pub(super) fn matching(&self, limit: i64, action: &'static str) -> Query<'static, Postgres, PgArguments> {
+        self.of_tags(MATCH_JOBS, MATCH_TAGGED, |query| query.bind(limit).bind(action))
+    }
+
+    /// Binds this filter to a statement, or to its form for tags.
+    fn of_tags(
+        &self,
+        plain: &'static str,
+        tagged: &'static str,
+        rest: impl Fn(Query<'static, Postgres, PgArguments>) -> Query<'static, Postgres, PgArguments>,
+    ) -> Query<'static, Postgres, PgArguments> {
+        if self.tags.is_empty() {
+            return rest(self.bind(query(plain)));
+        }
+        rest(self.bind(query(tagged))).bind(self.tags.clone())
     }
 
     /// Selects only jobs with lower ids: the ones that a list shows after this job.
@@ -295,6 +322,12 @@ impl Store {
         }
         let rows = self.rows(list).await?;
         Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
+    }
+
+    /// Returns at most `limit` jobs that match and that a cancellation touches, the newest first.
+    pub(crate) async fn cancellable(&self, filter: &JobFilter, limit: i64) -> Result<Vec<JobId>, StoreError> {
+        let rows = self.rows(filter.matching(limit, "cancel")).await?;
+        Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Returns the size of a job's checkpoint in bytes.
@@ -439,5 +472,6 @@ pub(super) fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
         priority: row.try_get("priority")?,
         not_after: row.try_get("not_after")?,
         is_held: row.try_get("is_held")?,
+        tags: row.try_get("tags")?,
     })
 }

@@ -86,6 +86,7 @@ mod groups;
 mod handle_batch;
 mod steps;
 mod submit;
+mod tags;
 mod testing;
 mod tidy;
 mod together;

@@ -372,3 +372,43 @@ async fn a_list_by_age_goes_by_primary_key() {
         }
     }
 }
+
+/// A list of a tag's jobs reads the newest of them by the tag, and each job by its id.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_by_tag_reads_as_many_jobs_as_it_shows() {
+    let bench = bench_with_servers(|_| {}).await;
+    finished(&bench, 50_000).await;
+    burst(&bench, 2_000, 10).await;
+    bench
+        .execute(
+            "INSERT INTO tenure.job_tags (job_id, tag) SELECT id, 'all' FROM tenure.all_jobs
+             UNION ALL SELECT id, 'n=' || row_number() OVER () % 1000 FROM tenure.all_jobs",
+        )
+        .await;
+    bench.execute("ANALYZE tenure.job_tags, tenure.jobs, tenure.job_history").await;
+    let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let none = "NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL";
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        for (name, arguments, most) in [
+            ("list_tagged", format!("{none}, 50, false, '{{all}}'"), 1_200),
+            ("list_tagged", format!("{none}, 50, false, '{{n=7}}'"), 1_200),
+            ("list_tagged", format!("{none}, 50, false, '{{n=7,all}}'"), 1_200),
+            // An action passes the finished jobs of the tag over.
+            ("match_tagged", format!("{none}, 50, 'cancel', '{{n=7}}'"), 1_200),
+        ] {
+            let explain = format!(
+                "SET plan_cache_mode = {mode}; DEALLOCATE ALL; PREPARE hot AS {}; \
+                 EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF) EXECUTE hot ({arguments})",
+                statement(name)
+            );
+            let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut connection).await.unwrap();
+            let plan = rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
+            let buffers =
+                plan.lines().find_map(|line| line.trim().strip_prefix("Buffers: shared hit=")).unwrap();
+            let scans_whole =
+                plan.lines().any(|line| line.contains("Seq Scan") && !line.contains("never executed"));
+            let read: u64 = buffers.split(' ').next().unwrap().parse().unwrap();
+            assert!(read < most && !scans_whole, "{name}, {mode}, {arguments}:\n{plan}");
+        }
+    }
+}

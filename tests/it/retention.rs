@@ -37,10 +37,15 @@ async fn age(bench: &Bench, days: u32) {
         ("effects", "job_id", vec!["created_at"]),
         ("job_keys", "job_id", vec!["created_at"]),
         ("recovery_events", "job_id", vec!["at"]),
+        ("job_tags", "job_id", vec![]),
     ] {
-        let times: Vec<_> = times.iter().map(|at| format!("{at} = {at} - interval '{days} days'")).collect();
+        let times = times.iter().map(|at| format!(", {at} = {at} - interval '{days} days'"));
         bench
-            .execute(&format!("UPDATE tenure.{table} SET {column} = {}, {}", id(column), times.join(", ")))
+            .execute(&format!(
+                "UPDATE tenure.{table} SET {column} = {}{}",
+                id(column),
+                times.collect::<String>()
+            ))
             .await;
     }
 }
@@ -67,7 +72,7 @@ async fn one_of_each(bench: &Bench) {
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let worker = worker(bench);
     for how in ["done", "twice", "cancel", "die", "effect"] {
-        let job = JobRequest::new("q", "way", json!(how)).unique_key(how);
+        let job = JobRequest::new("q", "way", json!(how)).unique_key(how).tag(how).tag("all");
         bench.tenure.enqueue(job).await.unwrap();
     }
     bench.publish("q.way", "\"done\"").await;
@@ -80,7 +85,8 @@ async fn one_of_each(bench: &Bench) {
 const HELD: &str = "SELECT (SELECT count(*) FROM tenure.job_history WHERE status = 'completed'),
     (SELECT count(*) FROM tenure.job_history WHERE status = 'cancelled'), (SELECT count(*) FROM tenure.dead_letter_jobs),
     (SELECT count(*) FROM tenure.job_executions), (SELECT count(*) FROM tenure.effects),
-    (SELECT count(*) FROM tenure.job_keys), (SELECT count(*) FROM tenure.recovery_events)";
+    (SELECT count(*) FROM tenure.job_keys), (SELECT count(*) FROM tenure.recovery_events),
+    (SELECT count(*) FROM tenure.job_tags)";
 
 /// Has a worker sweep, and waits until the sweep is done.
 async fn sweep(bench: &Bench) {
@@ -103,18 +109,18 @@ async fn rows_that_are_old_enough_leave_and_no_others() {
     })
     .await;
     one_of_each(&bench).await;
-    // Completed, cancelled, dead, attempts, effects, keys, events.
-    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
+    // Completed, cancelled, dead, attempts, effects, keys, events, tags.
+    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1,10)");
     sweep(&bench).await;
-    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
+    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1,10)");
     for (days, held) in [
-        (6, "(4,0,1,1,1,6,1)"),
-        (3, "(4,0,1,1,1,6,1)"),
+        (6, "(4,0,1,1,1,6,1,8)"),
+        (3, "(4,0,1,1,1,6,1,8)"),
         // Completed jobs leave by whole days.
-        (3, "(0,0,1,0,0,6,0)"),
+        (3, "(0,0,1,0,0,6,0,2)"),
         // The dead letter holds its key.
-        (5, "(0,0,1,0,0,1,0)"),
-        (5, "(0,0,0,0,0,0,0)"),
+        (5, "(0,0,1,0,0,1,0,2)"),
+        (5, "(0,0,0,0,0,0,0,0)"),
     ] {
         age(&bench, days).await;
         sweep(&bench).await;
@@ -139,7 +145,7 @@ async fn rows_under_the_longest_possible_retention_stay() {
     one_of_each(&bench).await;
     age(&bench, 40).await;
     sweep(&bench).await;
-    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
+    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1,10)");
 }
 
 /// A job of an old day that ended recently keeps its day; the other jobs of that day still leave.
@@ -157,10 +163,10 @@ async fn a_job_that_ended_late_is_kept_and_its_day_leaves_around_it() {
     assert_eq!(bench.execute(late).await, 1);
     sweep(&bench).await;
     // The late job with its effect stays, and the cancelled one, which is kept for longer.
-    assert_eq!(bench.text(HELD).await, "(1,1,1,0,1,6,1)");
+    assert_eq!(bench.text(HELD).await, "(1,1,1,0,1,6,1,6)");
     age(&bench, 9).await;
     sweep(&bench).await;
-    assert_eq!(bench.text(HELD).await, "(0,1,1,0,0,6,1)");
+    assert_eq!(bench.text(HELD).await, "(0,1,1,0,0,6,1,4)");
 }
 
 /// The test forces it: a job of an old day is being completed while a sweep is about to drop that day.
@@ -305,7 +311,7 @@ async fn the_retention_of_a_key_counts_from_the_end_of_its_job() {
     // All of them ended eight days ago.
     bench.execute("UPDATE tenure.job_history SET finished_at = now() - interval '8 days'").await;
     sweep(&bench).await;
-    assert_eq!(bench.text(HELD).await, "(0,0,1,0,0,6,0)");
+    assert_eq!(bench.text(HELD).await, "(0,0,1,0,0,6,0,2)");
     bench.execute("UPDATE tenure.job_keys SET ended_at = ended_at - interval '23 days'").await;
     sweep(&bench).await;
     assert_eq!(bench.count("tenure.job_keys").await, 1, "the dead letter's");
@@ -350,7 +356,7 @@ async fn no_row_younger_than_an_hour_is_ever_purged() {
             assert!(error.to_string().contains("less than an hour"), "{call}: {error}");
         }
     }
-    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1)");
+    assert_eq!(bench.text(HELD).await, "(4,1,1,1,1,6,1,10)");
     let wrong = bench.program(&["jobs", "list"]).env("TENURE_KEEP_DEAD", "5min").output().await.unwrap();
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("from 1h to a hundred years"), "{wrong:?}");
     let right = bench.program(&["jobs", "list"]).env("TENURE_KEEP_DEAD", "forever").output().await.unwrap();

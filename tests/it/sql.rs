@@ -116,7 +116,8 @@ async fn the_functions_that_programs_call_stay_and_describe_themselves() {
              text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, not_after timestamp with time zone \
              DEFAULT NULL::timestamp with time zone, on_expiry text DEFAULT NULL::text, replace text DEFAULT \
              NULL::text, longest_wait interval DEFAULT NULL::interval, unique_while_queued text DEFAULT NULL::text, \
-             unique_while_live text DEFAULT NULL::text) uuid",
+             unique_while_live text DEFAULT NULL::text, \
+             tags text[] DEFAULT NULL::text[]) uuid",
             "enqueue_many(jobs jsonb) SETOF uuid",
             "fence(job uuid, token bigint, claim uuid) void",
             "hold(job uuid, token bigint, claim uuid) void",

@@ -19,6 +19,8 @@ export interface EnqueueOptions extends Asking {
   maxAttempts?: number;
   lane?: string;
   priority?: number;
+  /** Words or `key=value` to find the job by, such as `customer=7`. */
+  tags?: string[];
   traceparent?: string;
 }
 

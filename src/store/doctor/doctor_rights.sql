@@ -11,6 +11,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('producer', 'jobs', '{SELECT}', '{id,queue,publish_at,published_at,dispatch,fencing_token,status}'),
     ('producer', 'jobs', '{UPDATE}', '{publish_at,published_at}'),
     ('producer', 'job_expiries', '{INSERT}', '{at,job_id}'),
+    ('producer', 'job_tags', '{INSERT}', '{job_id,tag}'),
     ('producer', 'job_keys', '{INSERT}', '{scope,key,job_id,stream_seq,stream_published_at}'),
     ('producer', 'job_keys', '{SELECT}', '{scope,key,job_id}'),
     ('producer', 'queues', '{SELECT}', '{queue,max_queued}'),
@@ -30,6 +31,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'recovery_events', '{SELECT,INSERT}', NULL),
     ('worker', 'dead_letter_jobs', '{SELECT,INSERT,UPDATE}', NULL),
     ('worker', 'effects', '{SELECT,INSERT}', NULL),
+    ('worker', 'job_tags', '{SELECT,INSERT}', NULL),
     ('worker', 'effects', '{UPDATE}', '{result,fencing_token,step_kind}'),
     ('worker', 'followers', '{SELECT,INSERT}', NULL),
     ('worker', 'job_edges', '{SELECT,INSERT}', NULL),
@@ -72,6 +74,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('operator', 'dead_letter_jobs', '{DELETE}', NULL),
     ('operator', 'job_keys', '{DELETE}', NULL),
     ('operator', 'job_executions', '{DELETE}', NULL),
+    ('operator', 'job_tags', '{DELETE}', NULL),
     ('operator', 'effects', '{DELETE}', NULL)
 ), house AS (
     SELECT oid FROM pg_namespace WHERE nspname = 'tenure'

@@ -7,8 +7,8 @@
 --       committed), 'message' (the message exists already: a submission)
 --   $14 how long to wait for another transaction that is about to insert one of the keys, for example
 --       '100ms'; NULL: the session's limit, as in a user's transaction
---   $15 rarer options (a JSON object, as text) or NULL: lane, priority, not_after, expires_as, lasting_key with
---       key_while ('queued', 'live' or 'replace': see tenure.take_key) and longest_s
+--   $15 rarer options (a JSON object, as text) or NULL: lane, priority, not_after, expires_as, tags (an array
+--       without duplicates), lasting_key with key_while ('queued', 'live' or 'replace': see tenure.take_key) and longest_s
 --
 -- One row a created job. has_message is false for a job that is held in its lane, too. The key of an id without a row is taken; held_keys.sql names its holder. That is a
 -- second statement because this one's snapshot may be older than the insert that won.

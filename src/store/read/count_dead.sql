@@ -1,7 +1,7 @@
--- count_dead: the number of dead letters that match, at most $8; how many of those can be redriven; and the time of the
+-- count_dead: the number of dead letters that match, at most $9; how many of those can be redriven; and the time of the
 -- count.
 --
---   $1 to $7 which: see dead_filter.sql  $8 count no further
+--   $1 to $8 which: see dead_filter.sql  $9 count no further
 --
 -- A message that was refused before it became a job cannot be redriven.
 -- Made of parts: `scripts/statement count_dead` prints it whole.
@@ -9,4 +9,4 @@ SELECT count(*) AS jobs, count(*) FILTER (WHERE is_job) AS redrivable, statement
   FROM (SELECT payload IS NOT NULL AS is_job FROM tenure.dead_letter_jobs
          WHERE
 -- include read/parts/dead_filter.sql
-         LIMIT $8) d
+         LIMIT $9) d

@@ -1,6 +1,6 @@
 -- dead_groups: the latest dead letters, in groups whose errors read alike, the largest group first.
 --
---   $1 to $7 which: see dead_filter.sql  $8 row limit  $9 dead letters to group, at most
+--   $1 to $8 which: see dead_filter.sql  $9 row limit  $10 dead letters to group, at most
 --
 -- `fingerprint` names a group: see error_group.sql. `line` is the telling line of one of its errors.
 -- Made of parts: `scripts/statement dead_groups` prints it whole.
@@ -15,7 +15,7 @@ SELECT queue, kind, category, fingerprint, count(*) AS jobs, min(died_at) AS old
          WHERE
 -- include read/parts/dead_filter.sql
          ORDER BY died_at DESC
-         LIMIT $9) d
+         LIMIT $10) d
  GROUP BY queue, kind, category, fingerprint
  ORDER BY jobs DESC, newest DESC
- LIMIT $8
+ LIMIT $9

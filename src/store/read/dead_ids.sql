@@ -1,6 +1,6 @@
 -- dead_ids: dead letters that can be redriven, a page at a time, the oldest first.
 --
---   $1 to $7 which: see dead_filter.sql  $8 row limit
+--   $1 to $8 which: see dead_filter.sql  $9 row limit
 --
 -- A message that was refused before it became a job is left out. A job that dies again meanwhile comes only once.
 -- Made of parts: `scripts/statement dead_ids` prints it whole.
@@ -10,4 +10,4 @@ SELECT id
 -- include read/parts/dead_filter.sql
    AND payload IS NOT NULL
  ORDER BY died_at
- LIMIT $8
+ LIMIT $9

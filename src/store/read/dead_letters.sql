@@ -1,7 +1,7 @@
 -- dead_letters: dead letters, the latest first, without their payloads.
 --
---   $1 to $7 which: see dead_filter.sql  $8 row limit
---   $9 died before this, or NULL  $10 and its id is lower than this, or it died earlier
+--   $1 to $8 which: see dead_filter.sql  $9 row limit
+--   $10 died before this, or NULL  $11 and its id is lower than this, or it died earlier
 --
 -- Made of parts: `scripts/statement dead_letters` prints it whole.
 SELECT id, queue, kind, subject, attempt, max_attempts, fencing_token, worker_id, created_at, died_at,
@@ -9,6 +9,6 @@ SELECT id, queue, kind, subject, attempt, max_attempts, fencing_token, worker_id
   FROM tenure.dead_letter_jobs
  WHERE
 -- include read/parts/dead_filter.sql
-   AND ($9::timestamptz IS NULL OR (died_at, id) < ($9, $10::uuid))
+   AND ($10::timestamptz IS NULL OR (died_at, id) < ($10, $11::uuid))
  ORDER BY died_at DESC, id DESC
- LIMIT $8
+ LIMIT $9

@@ -42,6 +42,8 @@ struct NewJob {
     #[serde(default)]
     priority: Option<i16>,
     #[serde(default)]
+    tags: Vec<String>,
+    #[serde(default)]
     not_after: Option<DateTime<Utc>>,
     #[serde(default)]
     on_expiry: Option<Expires>,
@@ -72,6 +74,7 @@ impl NewJob {
         if let Some(priority) = self.priority {
             request = request.priority(priority);
         }
+        request = self.tags.iter().fold(request, JobRequest::tag);
         match (self.not_after, self.on_expiry) {
             (None, Some(_)) => {
                 return Err(Failure::invalid("the job has `on_expiry` without `not_after`; add that time"));

@@ -12,11 +12,11 @@ use super::{Api, Failure, jobs::hidden, json, query::Query};
 use tenure::{
     JobId, Status,
     internals::duration::written,
-    names::{NameError, check_kind, check_queue},
+    names::{NameError, check_kind, check_queue, check_tag},
     rows::JobFilter,
 };
 
-const PARAMETERS: [&str; 11] = [
+const PARAMETERS: [&str; 12] = [
     "status",
     "queue",
     "kind",
@@ -24,6 +24,7 @@ const PARAMETERS: [&str; 11] = [
     "older_than",
     "newer_than",
     "error",
+    "tag",
     "before",
     "limit",
     "payloads",
@@ -117,6 +118,12 @@ fn filter(query: &Query) -> Result<JobFilter, Failure> {
     }
     if let Some(age) = newer {
         filter = filter.newer_than(age);
+    }
+    if let Some(tags) = query.get("tag") {
+        for tag in tags.split(',') {
+            check_tag(tag).map_err(|error| Failure::invalid(error.to_string()))?;
+            filter = filter.tag(tag);
+        }
     }
     if let Some(text) = query.get("error") {
         filter = filter.error(text);

@@ -10,7 +10,7 @@ use super::{
     ANY, Cli, Output, Usage, jobs, print,
     redrives::{self, CalmArgs},
     table::{Table, pairs, table},
-    values::{category, check_unless_lacking, duration, group, number},
+    values::{category, check_unless_lacking, duration, group, number, tag},
 };
 use tenure::{
     JobId, Tenure,
@@ -124,6 +124,9 @@ pub(super) struct DeadSelection {
     /// groups` shows the groups.
     #[arg(long, value_parser = group)]
     group: Option<String>,
+    /// Only jobs with this tag, such as customer=7. Repeat it for jobs that have all of several tags.
+    #[arg(long, value_name = "TAG", value_parser = tag)]
+    tag: Vec<String>,
 }
 
 pub(super) async fn run(cli: &Cli, command: &DeadCommand) -> anyhow::Result<ExitCode> {
@@ -197,11 +200,12 @@ impl DeadSelection {
         if let Some(group) = &self.group {
             filter = filter.group(group);
         }
-        Ok(filter)
+        Ok(self.tag.iter().fold(filter, DeadFilter::tag))
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_none() && self.kind.is_none() && self.category.is_none() && self.group.is_none()
+        let texts = [&self.queue, &self.kind, &self.category, &self.group];
+        self.tag.is_empty() && texts.into_iter().all(Option::is_none)
     }
 }
 
@@ -321,7 +325,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Resul
 /// The filter of a selection that must name something.
 pub(super) fn selected(selection: &DeadSelection, all: bool) -> anyhow::Result<DeadFilter> {
     if selection.is_empty() && !all {
-        let text = "name what to redrive: IDs, --queue, --kind, --category, --group or --all";
+        let text = "name what to redrive: IDs, --queue, --kind, --category, --group, --tag or --all";
         return Err(Usage(text.into()).into());
     }
     selection.filter()

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use super::{
     Cli, EnqueueArgs, Output, Usage, print,
-    values::{duration, moment},
+    values::{duration, moment, tag},
 };
 use tenure::{JobRequest, OnExpiry, Status, internals::Parts as _, jobs::WaitError};
 
@@ -30,6 +30,9 @@ pub(super) struct LaneArgs {
     /// The place within the lane: -100 to 100, the lower, the sooner. Only a queue with lanes heeds it.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     priority: Option<i16>,
+    /// A tag to find the job by: a word, or key=value, such as customer=7. Repeat it for several.
+    #[arg(long, value_name = "TAG", value_parser = tag)]
+    tag: Vec<String>,
     /// Start no attempt after this time, for example 2030-01-31T12:00:00Z.
     #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
     not_after: Option<DateTime<Utc>>,
@@ -78,7 +81,7 @@ impl LaneArgs {
         if let Some(key) = &self.unique_while_live {
             request = request.unique_while_live(key);
         }
-        request
+        self.tag.iter().fold(request, JobRequest::tag)
     }
 }
 

@@ -18,8 +18,8 @@ use crate::{
 };
 use tenure::{
     JobId, Status, Tenure,
-    internals::{Parts as _, duration::written},
-    jobs::{CancelOutcome, RetryOutcome},
+    internals::{JobAction, Parts as _, duration::written},
+    jobs::{CancelCounts, CancelOutcome, RetryOutcome},
     names::{check_kind, check_queue},
     rows::{ExecutionRow, JobFilter, JobRow, RecoveryRow, StepRow},
 };
@@ -113,13 +113,17 @@ impl ListArgs {
         if let Some(id) = self.before {
             filter = filter.before(id);
         }
-        Ok(filter)
+        Ok(self.tag.iter().fold(filter, JobFilter::tag))
     }
 
     fn is_filtered(&self) -> bool {
-        let Self { status, queue, kind, worker, older_than, newer_than, error, before: _, limit: _ } = self;
+        let Self { status, queue, kind, worker, older_than, newer_than, error, tag, before: _, limit: _ } =
+            self;
         let texts = [queue, kind, worker, error];
-        status.is_some() || older_than.or(*newer_than).is_some() || texts.into_iter().any(Option::is_some)
+        status.is_some()
+            || older_than.or(*newer_than).is_some()
+            || !tag.is_empty()
+            || texts.into_iter().any(Option::is_some)
     }
 
     /// Suggests the next command when the list is empty or cut off.
@@ -143,6 +147,7 @@ impl ListArgs {
 
 async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result<ExitCode> {
     let answers = match (&args.queue, &args.unique_key) {
+        _ if !args.tag.is_empty() => return cancel_tagged(cli, tenure, args).await,
         (Some(queue), Some(key)) => match tenure.cancel_key(queue, key).await? {
             Some(answer) => vec![answer],
             None => anyhow::bail!("no job holds the unique key {key:?} in queue {queue:?}"),
@@ -152,21 +157,12 @@ async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result
             return Ok(ExitCode::SUCCESS);
         }
         (Some(queue), None) => {
-            let done = tenure.cancel_all(queue, args.kind.as_deref()).await?;
-            match cli.output {
-                Output::Json => print::line(json!(done)),
-                Output::Table => {
-                    print::line(format!(
-                        "{} cancelled, {} running and asked to stop",
-                        done.cancelled, done.asked
-                    ));
-                }
-            }
+            print_cancelled(cli, tenure.cancel_all(queue, args.kind.as_deref()).await?);
             return Ok(ExitCode::SUCCESS);
         }
         (None, _) if args.ids.is_empty() => {
             return Err(Usage(
-                "name what to cancel: IDs, or --queue, with or without --kind or --unique-key".into(),
+                "name what to cancel: IDs, --tag, or --queue, with or without --kind or --unique-key".into(),
             )
             .into());
         }
@@ -208,6 +204,48 @@ async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result
     Ok(code)
 }
 
+fn print_cancelled(cli: &Cli, done: CancelCounts) {
+    match cli.output {
+        Output::Json => print::line(json!(done)),
+        Output::Table => {
+            print::line(format!("{} cancelled, {} running and asked to stop", done.cancelled, done.asked));
+        }
+    }
+}
+
+/// Cancels the jobs with these tags, or prints how many a cancellation would find.
+async fn cancel_tagged(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result<ExitCode> {
+    let mut filter = args.tag.iter().fold(JobFilter::new(), JobFilter::tag);
+    if let Some(queue) = &args.queue {
+        check_queue(queue)?;
+        filter = filter.queue(queue);
+    }
+    if let Some(kind) = &args.kind {
+        check_kind(kind)?;
+        filter = filter.kind(kind);
+    }
+    if !args.dry_run {
+        print_cancelled(cli, tenure.cancel_matching(&filter).await?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut found = [0, 0];
+    for (status, found) in [Status::Queued, Status::Processing].into_iter().zip(&mut found) {
+        let of_status = filter.clone().status(status);
+        *found = tenure.store().match_jobs(&of_status, JobAction::Cancel, i64::MAX).await?.len();
+    }
+    print_would_cancel(cli, found);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_would_cancel(cli: &Cli, [queued, running]: [usize; 2]) {
+    match cli.output {
+        Output::Json => print::line(json!({ "would_cancel": queued, "would_ask": running })),
+        Output::Table => print::line(format!(
+            "{queued} queued would be cancelled, {running} running would be asked to stop"
+        )),
+    }
+}
+
 /// Prints how many jobs of a queue, or of one kind in it, a cancellation would find.
 async fn would_cancel(cli: &Cli, tenure: &Tenure, queue: &str, kind: Option<&str>) -> anyhow::Result<()> {
     check_queue(queue)?;
@@ -216,12 +254,7 @@ async fn would_cancel(cli: &Cli, tenure: &Tenure, queue: &str, kind: Option<&str
     kinds.retain(|of| of.queue == queue && kind.is_none_or(|kind| of.kind == kind));
     let queued: i64 = kinds.iter().map(|of| of.due + of.scheduled + of.held).sum();
     let running: i64 = kinds.iter().map(|of| of.processing).sum();
-    match cli.output {
-        Output::Json => print::line(json!({ "would_cancel": queued, "would_ask": running })),
-        Output::Table => print::line(format!(
-            "{queued} queued would be cancelled, {running} running would be asked to stop"
-        )),
-    }
+    print_would_cancel(cli, [queued, running].map(|jobs| usize::try_from(jobs).unwrap_or_default()));
     Ok(())
 }
 
@@ -324,6 +357,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ("lane", job.lane.as_deref().map(key).unwrap_or_default().to_owned()),
         ("priority", job.priority.filter(|n| *n != 0).map(|n| n.to_string()).unwrap_or_default()),
         ("not after", time(job.not_after)),
+        ("tags", job.tags.join(", ")),
         ("started", time(job.started_at)),
         ("last activity", time(job.last_activity_at)),
         ("finished", time(job.finished_at)),

@@ -36,9 +36,9 @@ mod workers;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use chrono::{DateTime, Utc};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
-use self::values::{Missed, Overlaps, StatusWord, duration, moment, number};
+use self::values::{Missed, Overlaps, StatusWord, duration, moment, number, tag};
 use crate::{
     bench::{Work, WorkerMode},
     exec::guard,
@@ -408,6 +408,9 @@ struct ListArgs {
     /// Only jobs whose last error contains exactly this text.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     error: Option<String>,
+    /// Only jobs with this tag, such as customer=7. Repeat it for jobs that have all of several tags.
+    #[arg(long, value_name = "TAG", value_parser = tag)]
+    tag: Vec<String>,
     /// Only jobs after this one in the list: the next page. Give the last ID of this page.
     #[arg(long, value_name = "ID")]
     before: Option<JobId>,
@@ -420,24 +423,28 @@ struct ListArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("many").args(["queue", "tag"]).multiple(true)))]
 struct CancelArgs {
     /// The jobs' IDs.
-    #[arg(conflicts_with = "queue", value_name = "ID")]
+    #[arg(conflicts_with = "many", value_name = "ID")]
     ids: Vec<JobId>,
     /// Also cancel all other jobs of their groups.
-    #[arg(long, conflicts_with = "queue")]
+    #[arg(long, conflicts_with = "many")]
     group: bool,
     /// Cancel all jobs of this queue.
     #[arg(long)]
     queue: Option<String>,
+    /// Cancel all jobs with this tag. Repeat it for jobs that have all of several tags.
+    #[arg(long, value_name = "TAG", value_parser = tag)]
+    tag: Vec<String>,
     /// Only jobs of this kind.
-    #[arg(long, requires = "queue", conflicts_with = "unique_key")]
+    #[arg(long, requires = "many", conflicts_with = "unique_key")]
     kind: Option<String>,
     /// Only the job that holds this unique key.
-    #[arg(long, value_name = "KEY", requires = "queue")]
+    #[arg(long, value_name = "KEY", requires = "queue", conflicts_with = "tag")]
     unique_key: Option<String>,
-    /// Print how many jobs of the queue would be cancelled, and change nothing.
-    #[arg(long, requires = "queue", conflicts_with = "unique_key")]
+    /// Print how many jobs would be cancelled, and change nothing.
+    #[arg(long, requires = "many", conflicts_with = "unique_key")]
     dry_run: bool,
 }
 

@@ -12,7 +12,7 @@ pub(super) use crate::lanes::{Rate, percent, rate_of as rate};
 use tenure::{
     Status,
     internals::Category,
-    names::NameError,
+    names::{NameError, check_tag},
     rows::JobFilter,
     schedules::{MissedTicks, Overlap},
 };
@@ -108,6 +108,11 @@ pub(super) fn group(text: &str) -> Result<String, String> {
     let is_name = text.len() == 12 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let wrong = "it must be the name of a group, 12 of 0-9 a-f; `tenure dead groups` shows the groups";
     if is_name { Ok(text.to_owned()) } else { Err(wrong.into()) }
+}
+
+/// A tag of a job.
+pub(super) fn tag(text: &str) -> Result<String, NameError> {
+    check_tag(text).map(|()| text.to_owned())
 }
 
 /// A number within bounds. `u32::MAX` is no bound.

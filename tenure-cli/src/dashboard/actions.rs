@@ -9,7 +9,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 
-use super::{Ask, Failure, View, page, params::Params, quarantine, redrives};
+use super::{Ask, Failure, View, jobs, page, params::Params, quarantine, redrives};
 use crate::{access::Who, lanes};
 use tenure::{
     EnqueueError, JobId, StoreError,
@@ -258,7 +258,7 @@ pub(super) fn dead_filter(get: impl Fn(&str) -> Option<String>) -> DeadFilter {
     if let Some(group) = get("group") {
         filter = filter.group(group);
     }
-    filter
+    jobs::tags(get("tag")).into_iter().fold(filter, DeadFilter::tag)
 }
 
 /// The dead letters that match and had died when the page was shown: an action spares those that its user has not

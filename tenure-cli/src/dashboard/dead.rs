@@ -20,7 +20,7 @@ const GROUPS: i64 = 20;
 /// The most dead letters to count, and the most of the latest to group.
 const COUNTED: i64 = 10_000;
 /// The filters that the form of an action repeats, so that it acts on the letters shown.
-const FIELDS: [&str; 5] = ["queue", "kind", "category", "error", "group"];
+const FIELDS: [&str; 6] = ["queue", "kind", "category", "tag", "error", "group"];
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let mut filter = dead_filter(|name| ask.query.get(name));
@@ -195,6 +195,7 @@ fn filters(view: &View, ask: &Ask) -> Markup {
             input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
             input type="text" name="category" value=[value("category")] placeholder="every category"
                 aria-label="Category" size="14";
+            input type="text" name="tag" value=[value("tag")] placeholder="every tag" aria-label="Tags" size="14";
             @if let Some(group) = value("group") { input type="hidden" name="group" value=(group); }
             button { "Search" }
         }

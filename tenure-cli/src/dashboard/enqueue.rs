@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use maud::{Markup, html};
 
 use super::{
-    Ask, Failure, View,
+    Ask, Failure, View, jobs,
     page::{self, Page, Regions},
 };
 use crate::access::digest;
@@ -24,6 +24,7 @@ struct Fields {
     run_at: String,
     max_attempts: String,
     unique_key: String,
+    tags: String,
 }
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
@@ -67,6 +68,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                 "empty for now; or 10m, 2h, 3d from now; or 2030-01-31T12:00:00Z"))
             (line("max_attempts", "Attempts", &fields.max_attempts, &MAX_ATTEMPTS_DEFAULT.to_string(),
                 "at most, the first one included"))
+            (line("tags", "Tags", &fields.tags, "none", "words or key=value, such as customer=7; spaces between them"))
             (line("unique_key", "Unique key", &fields.unique_key, "none",
                 "empty for none; a second job of the same key is not enqueued"))
             div.actions { button.primary { "Enqueue" } }
@@ -108,6 +110,7 @@ fn filled_in(ask: &Ask) -> Fields {
         run_at: field("run_at"),
         max_attempts: field("max_attempts"),
         unique_key: field("unique_key"),
+        tags: field("tags"),
     }
 }
 
@@ -128,6 +131,7 @@ async fn of_job(view: &View, id: &str) -> Result<Fields, Failure> {
         kind: job.kind,
         payload: payload.filter(is_whole).unwrap_or_default(),
         max_attempts: job.max_attempts.to_string(),
+        tags: job.tags.join(" "),
         ..Fields::default()
     })
 }
@@ -143,10 +147,12 @@ pub(super) fn once(ask: &Ask, fields: &[&str]) -> Option<String> {
 /// Enqueues the job of a form. Returns what to say, and the job to show.
 pub(super) async fn enqueue(view: &View, ask: &Ask) -> Result<(String, JobId), Failure> {
     let fields = filled_in(ask);
-    let Fields { queue, kind, payload, run_at: at, max_attempts, unique_key } = &fields;
-    let of_form = once(ask, &[queue, kind, payload, at, max_attempts]).filter(|_| unique_key.is_empty());
+    let Fields { queue, kind, payload, run_at: at, max_attempts, unique_key, tags } = &fields;
+    let of_form =
+        once(ask, &[queue, kind, payload, at, max_attempts, tags]).filter(|_| unique_key.is_empty());
     let mut request = JobRequest::from_json(fields.queue.trim(), fields.kind.trim(), json(&fields.payload)?)
         .max_attempts(attempts(&fields.max_attempts)?);
+    request = jobs::tags(Some(tags.clone())).into_iter().fold(request, JobRequest::tag);
     match run_at(&fields.run_at)? {
         When::Now => {}
         When::After(delay) => request = request.delay(delay),

@@ -10,6 +10,7 @@ use super::{
     clock::now,
     jobs::word,
     page::{self, Page, Regions, date, dated, owner, seconds_between, telling, time},
+    params::Params,
     recovery,
 };
 use crate::{
@@ -429,6 +430,17 @@ fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
                     }
                     @if let Some(priority) = job.priority.filter(|n| *n != 0) {
                         dt { "Priority" } dd { (priority) }
+                    }
+                    @if !job.tags.is_empty() {
+                        dt { "Tags" }
+                        dd.tags {
+                            @for tag in &job.tags {
+                                a href={ (view.base) "/jobs?" (Params::default().with("tag", Some(tag))) } {
+                                    bdi { (tag) }
+                                }
+                                " "
+                            }
+                        }
                     }
                     @if let Some(at) = job.not_after { dt { "Not after" } dd { (dated(at)) } }
                     dt { "Fencing token" } dd { (job.fencing_token) }

@@ -27,7 +27,7 @@ const COUNTED: i64 = 2_000;
 const STATUSES: [&str; 8] =
     ["queued", "scheduled", "retrying", "held", "processing", "completed", "failed", "cancelled"];
 /// What narrows the list, besides its status.
-const FILTERS: [&str; 5] = ["queue", "kind", "worker", "since", "q"];
+const FILTERS: [&str; 6] = ["queue", "kind", "tag", "worker", "since", "q"];
 const AGES: [(&str, &str, Duration); 4] = [
     ("1h", "last hour", Duration::from_hours(1)),
     ("1d", "last day", Duration::from_hours(24)),
@@ -107,7 +107,7 @@ fn may_act_on_all(query: &Params) -> bool {
 pub(super) async fn matching(view: &View, form: &Params, action: JobAction) -> Result<Vec<JobId>, Failure> {
     if !may_act_on_all(form) {
         return Err(Failure::Bad(
-            "Narrow the list first: by status, queue, kind, worker, age or text.".into(),
+            "Narrow the list first: by status, queue, kind, tag, worker, age or text.".into(),
         ));
     }
     let filters = Params::read(form.with("before", None).as_bytes());
@@ -298,6 +298,7 @@ fn filter(view: &View, query: &Params) -> Result<(JobFilter, Option<String>), Fa
     if let Some(kind) = query.get("kind") {
         filter = filter.kind(kind.trim());
     }
+    filter = tags(query.get("tag")).into_iter().fold(filter, JobFilter::tag);
     if let Some(worker) = query.get("worker") {
         filter = filter.worker(worker);
     }
@@ -318,6 +319,12 @@ fn filter(view: &View, query: &Params) -> Result<(JobFilter, Option<String>), Fa
     Ok((filter, status))
 }
 
+/// The tags of a filter's field: no tag holds a space or a comma.
+pub(super) fn tags(field: Option<String>) -> Vec<String> {
+    let field = field.unwrap_or_default();
+    field.split([' ', ',']).filter(|tag| !tag.is_empty()).map(str::to_owned).collect()
+}
+
 fn filters(view: &View, ask: &Ask) -> Markup {
     let value = |name: &str| ask.query.get(name);
     let since = value("since");
@@ -333,6 +340,7 @@ fn filters(view: &View, ask: &Ask) -> Markup {
             input type="text" name="queue" value=[value("queue")] placeholder="every queue"
                 aria-label="Queue" size="14";
             input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
+            input type="text" name="tag" value=[value("tag")] placeholder="every tag" aria-label="Tags" size="14";
             select name="since" aria-label="Created" data-submit {
                 option value="" { "any time" }
                 @for (word, label, _) in AGES {

@@ -624,8 +624,7 @@ async fn producers_enqueue_look_wait_and_cancel() {
         body["v"] = json!(1);
         worker.raw(&format!("p.q.{request}"), &body.to_string()).await
     };
-    let enqueue =
-        json!({"kind": "k", "payload": {"n": 1}, "key": "one", "max_attempts": 3, "priority": null});
+    let enqueue = json!({"kind": "k", "payload": {"n": 1}, "key": "one", "max_attempts": 3, "priority": null, "tags": ["b=1", "a"]});
     let first = ask("enqueue", enqueue.clone()).await["ok"].clone();
     assert_eq!(first["created"], json!(true));
     let again = ask("enqueue", enqueue).await["ok"].clone();
@@ -636,6 +635,7 @@ async fn producers_enqueue_look_wait_and_cancel() {
         (&seen["status"], &seen["max_attempts"], &seen["ended"]),
         (&json!("queued"), &json!(3), &json!(false))
     );
+    assert_eq!(bench.text("SELECT array_agg(tag ORDER BY tag) FROM tenure.job_tags").await, "(\"{a,b=1}\")");
     // A wait ends with the job.
     let wait = ask("wait", json!({"job": first["job"], "wait_ms": 20_000}));
     let run = async {
@@ -664,6 +664,8 @@ async fn producers_enqueue_look_wait_and_cancel() {
         ("enqueue", json!({"kind": "a b", "payload": 1}), "bad_request"),
         ("enqueue", json!({"kind": "k", "payload": 1, "max_attempts": 0}), "bad_request"),
         ("enqueue", json!({"kind": "k", "payload": 1, "run_at": "soon"}), "bad_request"),
+        ("enqueue", json!({"kind": "k", "payload": 1, "tags": "a"}), "bad_request"),
+        ("enqueue", json!({"kind": "k", "payload": 1, "tags": ["a b"]}), "bad_request"),
         ("job", json!({"job": JobId::generate()}), "no_such_job"),
         ("job", json!({"job": "x"}), "bad_request"),
         ("take", json!({}), "unknown_request"),

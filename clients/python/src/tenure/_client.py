@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -79,12 +79,14 @@ class Client:
         max_attempts: int | None = None,
         lane: str | None = None,
         priority: int | None = None,
+        tags: Iterable[str] | None = None,
         traceparent: str | None = None,
     ) -> Enqueued:
         """Enqueues a job. It goes on until a gateway answers; if it is cancelled, the job may exist."""
         body: dict[str, Any] = {"kind": kind, "payload": payload}
         body |= {"key": key or str(uuid.uuid4()), "delay_ms": millis(delay), "max_attempts": max_attempts}
         body |= {"lane": lane, "priority": priority, "traceparent": traceparent}
+        body |= {"tags": list(tags) if tags else None}
         body |= {"run_at": run_at.isoformat() if run_at else None}
         return Enqueued(**await self._ask(queue, "enqueue", body))
 

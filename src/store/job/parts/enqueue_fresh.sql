@@ -10,7 +10,7 @@ WITH input AS MATERIALIZED (
                 stream_seq, stream_published_at, told, options, n)
      CROSS JOIN LATERAL jsonb_to_record(coalesce(u.options::jsonb, '{}'))
            AS o(lane text, priority smallint, not_after timestamptz, expires_as text, key_while text, lasting_key text,
-                longest_s float8)
+                longest_s float8, tags jsonb)
      WHERE (SELECT set_config('lock_timeout', coalesce($14, current_setting('lock_timeout')), true)) IS NOT NULL
 ), keyed AS (
     INSERT INTO tenure.job_keys (scope, key, job_id, stream_seq, stream_published_at)
@@ -36,4 +36,7 @@ WITH input AS MATERIALIZED (
      WHERE lasting_key IS NULL OR EXISTS (SELECT FROM lasting WHERE lasting.id = unheld.id AND lasting.holder = unheld.id)
 ), expiring AS (
     INSERT INTO tenure.job_expiries (at, job_id) SELECT not_after, id FROM fresh WHERE not_after IS NOT NULL
+), tagged AS (
+    INSERT INTO tenure.job_tags (job_id, tag)
+    SELECT fresh.id, t.tag FROM fresh CROSS JOIN LATERAL jsonb_array_elements_text(fresh.tags) AS t(tag)
 )

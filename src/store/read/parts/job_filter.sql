@@ -6,9 +6,6 @@
 --   $10 of the jobs that wait for their time, 'retrying': those that have been tried, 'scheduled': the others; 'held':
 --       those that their lanes hold; or NULL
 --
--- An id is time: a bound on the age bounds the id, too, so that a large history is read from there on, by its primary
--- key, and only as far as needed. The bound on the id is a day wider: producers' clocks make the ids, and the ids of
--- submissions are older than their rows. CASE and coalesce, not OR: an index can serve the one and not the other.
 -- The worker of a job that waits for another attempt stands with its attempts.
 -- Most texts are ASCII: `lower` of the collation "C" finds those in three fifths of the time of any other.
        ($1::text IS NULL OR status = $1)
@@ -25,12 +22,5 @@
    AND ($10::text IS NULL OR CASE WHEN $10 = 'held' THEN scheduled_at >= '9999-01-01 00:00:00+00'
                                   ELSE scheduled_at > statement_timestamp() AND scheduled_at < '9999-01-01 00:00:00+00'
                                        AND (attempt > 0) = ($10 = 'retrying') END)
-   AND id <= CASE WHEN $5 IS NULL THEN 'ffffffff-ffff-ffff-ffff-ffffffffffff'
-                  ELSE rpad(lpad(to_hex(greatest(0, (extract(epoch FROM statement_timestamp()
-                            - $5 * interval '1 second' + interval '1 day') * 1000)::bigint)), 12, '0'), 32, 'f')::uuid
-             END
-   AND id >= CASE WHEN $6 IS NULL THEN '00000000-0000-0000-0000-000000000000'
-                  ELSE rpad(lpad(to_hex(greatest(0, (extract(epoch FROM statement_timestamp()
-                            - $6 * interval '1 second' - interval '1 day') * 1000)::bigint)), 12, '0'), 32, '0')::uuid
-             END
-   AND id < coalesce($8::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+   AND
+-- include read/parts/id_bounds.sql
