@@ -113,6 +113,11 @@ pub mod names {
     pub use crate::job::{JobIdError, NameError, check_kind, check_queue, check_tag};
 }
 
+/// Encryption of what jobs carry: see [`TenureBuilder::codecs`].
+pub mod codec {
+    pub use crate::job::codec::{Codec, CodecError, Codecs, Part, Place, Sealed, SealedWith};
+}
+
 /// Jobs that wait for other jobs, and events that jobs wait for: see [`Tenure::group`], [`Tenure::graph`] and
 /// [`Tenure::signal`].
 pub mod groups {

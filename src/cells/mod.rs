@@ -46,7 +46,7 @@ use crate::{
         enqueue::{Enqueued, JobRequest},
     },
     enqueue::insert::EnqueueError,
-    job::JobId,
+    job::{JobId, codec::Codecs},
     store::{JobRow, Mark, Marked, StoreError},
 };
 
@@ -170,8 +170,18 @@ impl Cells {
     ///
     /// [`CellsError::Connect`] if the settings of a cell cannot be used.
     pub async fn connect(layout: &Layout) -> Result<Self, CellsError> {
+        Self::connect_with(layout, Codecs::new()).await
+    }
+
+    /// [`Cells::connect`] with codecs: see [`TenureBuilder::codecs`](crate::TenureBuilder::codecs).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Cells::connect`].
+    pub async fn connect_with(layout: &Layout, codecs: Codecs) -> Result<Self, CellsError> {
+        let codecs = &codecs;
         let connect = layout.cells().iter().map(async |of| {
-            let tenure = Tenure::connect(&of.config).await;
+            let tenure = Tenure::builder(&of.config).codecs(codecs.clone()).connect().await;
             let tenure = tenure.map_err(|source| CellsError::Connect { cell: of.name.clone(), source })?;
             Ok::<_, CellsError>(Cell { name: of.name.clone(), tenure })
         });

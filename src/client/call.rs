@@ -81,7 +81,7 @@ impl Call<'_> {
             Ok::<_, CallError>(watching.ended().await?)
         };
         match tokio::time::timeout(timeout, called).await {
-            Ok(ended) => Ok(output_of(&*ended?)?),
+            Ok(ended) => Ok(output_of(&*ended?, tenure.codecs())?),
             Err(_) => Err(WaitError::TimedOut { job, timeout }.into()),
         }
     }

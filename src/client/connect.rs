@@ -9,6 +9,7 @@ use super::{Inner, Tenure, watch::Watches};
 use crate::{
     config::{Config, TimingError},
     enqueue::{backpressure::Limits, insert, publish::Publications, uncommitted::Uncommitted},
+    job::codec::Codecs,
     nats::{Client, Nats, NatsError},
     observe::hooks::{EnqueueFunctions, EnqueueHooks, JobEnqueued},
     store::{Store, StoreError},
@@ -47,6 +48,7 @@ pub struct TenureBuilder {
     handler_pool: Option<PgPool>,
     nats: Option<Client>,
     on_enqueue: EnqueueFunctions,
+    codecs: Codecs,
 }
 
 impl std::fmt::Debug for TenureBuilder {
@@ -57,7 +59,13 @@ impl std::fmt::Debug for TenureBuilder {
 
 impl TenureBuilder {
     pub(super) fn new(config: &Config) -> Self {
-        Self { config: config.clone(), handler_pool: None, nats: None, on_enqueue: Vec::new() }
+        Self {
+            config: config.clone(),
+            handler_pool: None,
+            nats: None,
+            on_enqueue: Vec::new(),
+            codecs: Codecs::new(),
+        }
     }
 
     /// Takes the connections of handlers' transactions, [`JobContext::fenced_tx`](crate::JobContext::fenced_tx) and
@@ -108,6 +116,17 @@ impl TenureBuilder {
         self
     }
 
+    /// Seals what the jobs of these kinds carry, by their codecs, before it leaves this process, and opens it where it
+    /// is used: payloads, outputs, checkpoints and the results of steps and of `once`. Give producers, workers and
+    /// programs that wait for outputs the same codecs.
+    ///
+    /// What was enqueued without the codec is run as it is. A worker without the key or the codec puts the job off, and
+    /// says so. [`Tenure::job`] and lists return what is sealed as it is: [`Tenure::codecs`] opens it.
+    pub fn codecs(mut self, codecs: Codecs) -> Self {
+        self.codecs = codecs;
+        self
+    }
+
     /// Prepares both connections, as [`Tenure::connect`] does.
     ///
     /// # Errors
@@ -115,7 +134,7 @@ impl TenureBuilder {
     /// Settings that cannot be used, a client with another inbox prefix than [`Config::inbox_prefix`], and a hook for
     /// which the system has no thread.
     pub async fn connect(self) -> Result<Tenure, ConnectError> {
-        let Self { config, handler_pool, nats, on_enqueue } = self;
+        let Self { config, handler_pool, nats, on_enqueue, codecs } = self;
         config.timing.validate()?;
         let store = Store::open(&config, handler_pool).map_err(ConnectError::Database)?;
         let nats = match nats {
@@ -146,6 +165,7 @@ impl TenureBuilder {
             uncommitted,
             watches,
             enqueue_hooks,
+            codecs,
         };
         Ok(Tenure { inner: Arc::new(inner), actor })
     }

@@ -23,7 +23,10 @@ use crate::{
     },
     job::{
         Job, JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, TAGS_MAX, check_key, check_kind, check_lane,
-        check_queue, check_tag, duration::written, unstorable_text,
+        check_queue, check_tag,
+        codec::{Codecs, Part, is_sealed},
+        duration::written,
+        unstorable_text,
     },
     observe::trace::{self, Sending},
     store::{NewJob, PublishedBy, RareOptions, StoreError},
@@ -72,6 +75,15 @@ pub struct JobRequest {
     /// The id that a caller waits for already. `None`: a new one.
     id: Option<JobId>,
     rare: RareOptions,
+    /// The payload comes from a row, sealed.
+    is_sealed: bool,
+}
+
+/// What a new job must fit, and how its payload is sealed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Accepts<'a> {
+    pub(crate) bytes_max: usize,
+    pub(crate) codecs: &'a Codecs,
 }
 
 impl<J: Job> From<J> for JobRequest {
@@ -95,7 +107,15 @@ impl JobRequest {
             trace_context: None,
             id: None,
             rare: RareOptions::default(),
+            is_sealed: false,
         }
+    }
+
+    /// Requests a job with the payload of a row, sealed or not.
+    pub(super) fn from_row(queue: &str, kind: &str, json: impl Into<String>) -> Self {
+        let json = json.into();
+        let is_sealed = is_sealed(&json);
+        Self { is_sealed, ..Self::from_json(queue, kind, json) }
     }
 
     /// Requests a job whose payload is JSON text, stored as it is: a number keeps all its digits.
@@ -263,7 +283,7 @@ impl JobRequest {
     /// Turns the request into a job of a group. `waits`: it follows others.
     pub(crate) fn in_group(
         mut self,
-        bytes_max: usize,
+        accepts: Accepts<'_>,
         group: Option<Uuid>,
         waits: bool,
     ) -> Result<NewJob, EnqueueError> {
@@ -275,7 +295,7 @@ impl JobRequest {
         }
         self.rare.group_id = group;
         let published_by = if waits { PublishedBy::Relay } else { PublishedBy::Caller };
-        let job = self.checked(bytes_max, published_by)?;
+        let job = self.checked(accepts, published_by)?;
         Ok(NewJob { run_at: if waits { Some(NEVER) } else { job.run_at }, ..job })
     }
 
@@ -286,7 +306,7 @@ impl JobRequest {
 
     /// Turns the request into the job of a schedule's ticks.
     #[cfg(feature = "worker")]
-    pub(crate) fn for_schedule(self, bytes_max: usize) -> Result<NewJob, EnqueueError> {
+    pub(crate) fn for_schedule(self, accepts: Accepts<'_>) -> Result<NewJob, EnqueueError> {
         let own = "left out: each tick of a schedule has its own job, due at the tick";
         let delay = self.delay.map(written);
         let run_at = self.run_at.map(|at| at.to_rfc3339());
@@ -305,7 +325,7 @@ impl JobRequest {
                 return Err(EnqueueError::Option { what, value, expected: own });
             }
         }
-        self.checked(bytes_max, PublishedBy::Relay)
+        self.checked(accepts, PublishedBy::Relay)
     }
 
     /// Opens the span of the enqueue, whose context the job then carries.
@@ -320,15 +340,22 @@ impl JobRequest {
         span
     }
 
-    fn checked(self, bytes_max: usize, published_by: PublishedBy) -> Result<NewJob, EnqueueError> {
+    fn checked(self, accepts: Accepts<'_>, published_by: PublishedBy) -> Result<NewJob, EnqueueError> {
         check_queue(&self.queue)?;
         check_kind(&self.kind)?;
-        let payload = self.payload.map_err(EnqueueError::Payload)?;
+        let Accepts { bytes_max, codecs } = accepts;
+        let mut payload = self.payload.map_err(EnqueueError::Payload)?;
         if payload.len() > bytes_max {
             return Err(EnqueueError::TooLarge { bytes: payload.len(), bytes_max });
         }
         if let Some(why) = unstorable_text(&payload) {
             return Err(EnqueueError::Payload(why));
+        }
+        if codecs.has(&self.kind) && !self.is_sealed {
+            payload = codecs.seal(&self.kind, Part::Payload, payload).map_err(EnqueueError::Codec)?;
+            if payload.len() > bytes_max {
+                return Err(EnqueueError::TooLarge { bytes: payload.len(), bytes_max });
+            }
         }
         let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
         if !(1..=1_000).contains(&self.max_attempts) {
@@ -430,6 +457,11 @@ pub struct EnqueueMany<'t> {
 }
 
 impl Tenure {
+    /// What a new job must fit.
+    pub(crate) fn accepts(&self) -> Accepts<'_> {
+        Accepts { bytes_max: self.config().payload_bytes_max, codecs: self.codecs() }
+    }
+
     /// Enqueues a job: a [`Job`], or a [`JobRequest`].
     ///
     /// Await it: `tenure.enqueue(job).unique_key("..").await?`. It returns once the row is committed and the kernel
@@ -524,7 +556,7 @@ impl Enqueue<'_> {
         let Self { tenure, mut request } = self;
         let span = request.sending();
         let enqueue = async move {
-            let job = request.checked(tenure.config().payload_bytes_max, PublishedBy::Caller)?;
+            let job = request.checked(tenure.accepts(), PublishedBy::Caller)?;
             let _admitted = tenure.limits().admit(&job.queue, 1, tenure.store().until()).await?;
             let id = job.id;
             let (created, tickets) = insert_in(tx, tenure.enqueue_hooks(), &[job]).await?;
@@ -548,8 +580,8 @@ impl EnqueueMany<'_> {
         let Self { tenure, mut requests } = self;
         let span = sending(&mut requests);
         let enqueue = async move {
-            let bytes_max = tenure.config().payload_bytes_max;
-            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, PublishedBy::Caller));
+            let accepts = tenure.accepts();
+            let jobs = requests.into_iter().map(|request| request.checked(accepts, PublishedBy::Caller));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let _admitted = admit(tenure, &jobs, tenure.store().until()).await?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
@@ -571,7 +603,7 @@ impl<'t> IntoFuture for Enqueue<'t> {
         let Self { tenure, mut request } = self;
         let span = request.sending();
         let enqueue = async move {
-            let job = request.checked(tenure.config().payload_bytes_max, PublishedBy::Caller)?;
+            let job = request.checked(tenure.accepts(), PublishedBy::Caller)?;
             let store = tenure.store();
             let (until, busy_at) = (store.until(), Instant::now() + BUSY_AFTER);
             let id = job.id;
@@ -615,8 +647,8 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
         let Self { tenure, mut requests } = self;
         let span = sending(&mut requests);
         let enqueue = async move {
-            let bytes_max = tenure.config().payload_bytes_max;
-            let jobs = requests.into_iter().map(|request| request.checked(bytes_max, PublishedBy::Caller));
+            let accepts = tenure.accepts();
+            let jobs = requests.into_iter().map(|request| request.checked(accepts, PublishedBy::Caller));
             let jobs: Vec<_> = jobs.collect::<Result<_, _>>()?;
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
             let store = tenure.store();

@@ -135,7 +135,7 @@ impl Plan {
         let waiting: HashSet<usize> = self.edges.iter().map(|(_, after)| *after).collect();
         let linked: HashSet<usize> = self.edges.iter().flat_map(|(a, b)| [*a, *b]).collect();
         let group = Uuid::now_v7();
-        let bytes_max = tenure.config().payload_bytes_max;
+        let accepts = tenure.accepts();
         let mut keyed = None;
         let mut jobs = Vec::with_capacity(self.jobs.len());
         for (place, request) in self.jobs.into_iter().enumerate() {
@@ -154,7 +154,7 @@ impl Plan {
                 }
             }
             let group = linked.contains(&place).then_some(group);
-            jobs.push(request.in_group(bytes_max, group, waiting.contains(&place))?);
+            jobs.push(request.in_group(accepts, group, waiting.contains(&place))?);
         }
         Ok(Checked { jobs, ids: self.ids, edges: self.edges, on_failure: self.on_failure, group, keyed })
     }

@@ -19,7 +19,11 @@ use crate::{
         enqueue::{Enqueued, JobRequest},
     },
     enqueue::insert::EnqueueError,
-    job::{JobId, NameError, Status, check_key, check_kind, check_queue, duration::written},
+    job::{
+        JobId, NameError, Status, check_key, check_kind, check_queue,
+        codec::{CodecError, Codecs, Part},
+        duration::written,
+    },
     observe::metrics,
     store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobFilter, JobRow, JobUpdate, StoreError},
 };
@@ -153,6 +157,15 @@ pub enum WaitError {
         #[source]
         error: serde_json::Error,
     },
+    /// The job completed, and this process cannot open its output. Only from [`Tenure::wait_for`].
+    #[error("the output of job {job} cannot be opened: {error}")]
+    Sealed {
+        /// The job.
+        job: JobId,
+        /// Why it was not opened.
+        #[source]
+        error: CodecError,
+    },
     /// Postgres refused. (While Postgres does not answer, the wait goes on.)
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -179,15 +192,20 @@ pub enum ActionError {
 }
 
 /// Returns the output of a job that has ended.
-pub(super) fn output_of<T: DeserializeOwned>(ended: &JobUpdate) -> Result<T, WaitError> {
+pub(super) fn output_of<T: DeserializeOwned>(ended: &JobUpdate, codecs: &Codecs) -> Result<T, WaitError> {
     let job = ended.id;
     match ended.status {
         Status::Failed => {
             Err(WaitError::Failed { job, last_error: ended.last_error.clone().unwrap_or_default() })
         }
         Status::Cancelled => Err(WaitError::Cancelled(job)),
-        _ => serde_json::from_str(ended.output.as_deref().map_or("null", RawValue::get))
-            .map_err(|error| WaitError::Output { job, error }),
+        _ => {
+            let output = ended.output.as_deref().map_or("null", RawValue::get);
+            let opened = codecs.open_of(&ended.kind, Part::Output, output);
+            let opened = opened.map_err(|error| WaitError::Sealed { job, error })?;
+            serde_json::from_str(opened.as_deref().unwrap_or(output))
+                .map_err(|error| WaitError::Output { job, error })
+        }
     }
 }
 
@@ -248,7 +266,7 @@ impl Tenure {
     pub async fn wait_for<T: DeserializeOwned>(&self, job: JobId, timeout: Duration) -> Result<T, WaitError> {
         let ended = self.watches().watch(job).ended();
         let late = |_| WaitError::TimedOut { job, timeout };
-        output_of(&*tokio::time::timeout(timeout, ended).await.map_err(late)??)
+        output_of(&*tokio::time::timeout(timeout, ended).await.map_err(late)??, self.codecs())
     }
 
     /// Cancels a job. A queued job is cancelled when this returns. A running job is asked to stop: its handler sees
@@ -463,8 +481,7 @@ impl Tenure {
             status => return Err(RunAgainError::Live { job, status }),
         }
         let payload = row.payload_json().map_or("null", RawValue::get);
-        let mut request =
-            JobRequest::from_json(&row.queue, &row.kind, payload).max_attempts(row.max_attempts);
+        let mut request = JobRequest::from_row(&row.queue, &row.kind, payload).max_attempts(row.max_attempts);
         if let Some(key) = key {
             request = request.unique_key(key);
         }

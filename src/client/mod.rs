@@ -33,7 +33,7 @@ use crate::{
         publish::Publications,
         uncommitted::Uncommitted,
     },
-    job::{JobId, actor::Actor},
+    job::{JobId, actor::Actor, codec::Codecs},
     nats::{Nats, NatsError},
     observe::hooks::EnqueueHooks,
     store::{
@@ -73,6 +73,7 @@ struct Inner {
     uncommitted: Uncommitted,
     watches: Watches,
     enqueue_hooks: EnqueueHooks,
+    codecs: Codecs,
 }
 
 impl std::fmt::Debug for Tenure {
@@ -125,6 +126,12 @@ impl Tenure {
     #[must_use]
     pub fn acting_as(&self, actor: Actor) -> Self {
         Self { inner: self.inner.clone(), actor: Arc::new(actor) }
+    }
+
+    /// Returns the codecs that this process was [given](TenureBuilder::codecs).
+    #[must_use]
+    pub fn codecs(&self) -> &Codecs {
+        &self.inner.codecs
     }
 
     /// Creates or updates the schema. Returns the versions that it applied; none if the schema was current.

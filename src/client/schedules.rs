@@ -184,8 +184,13 @@ impl Tenure {
         let Schedule { name, cron, time_zone, job, tick_field, missed, overlap } = schedule;
         check_name(&name)?;
         let ticks = CronSchedule::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
-        let job = job.for_schedule(self.config().payload_bytes_max).map_err(ScheduleError::Job)?;
+        let job = job.for_schedule(self.accepts()).map_err(ScheduleError::Job)?;
         if let Some(field) = &tick_field {
+            if self.codecs().has(&job.kind) {
+                return Err(ScheduleError::Option(
+                    "tick_field cannot be put into a payload that a codec seals; leave it out for this kind",
+                ));
+            }
             if !job.payload.trim_start().starts_with('{') {
                 return Err(ScheduleError::Option("tick_field needs a payload that is a JSON object"));
             }
@@ -310,7 +315,7 @@ impl Tenure {
             let now = self.store().database_time().await?.format("%Y-%m-%dT%H:%M:%SZ").to_string();
             payload = with_field(&payload, &field, &now);
         }
-        let mut job = JobRequest::from_json(schedule.queue, schedule.kind, payload);
+        let mut job = JobRequest::from_row(&schedule.queue, &schedule.kind, payload);
         if let Some(key) = key {
             job = job.unique_key(key);
         }

@@ -66,6 +66,9 @@ pub struct Config {
     /// The address at which a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`; needs the feature `http`.
     /// `TENURE_LISTEN`.
     pub listen: Option<SocketAddr>,
+    /// The keys of tags, and the tags without a value, by which the metrics of a worker count attempts.
+    /// `TENURE_METRIC_TAGS`, default none.
+    pub metric_tags: Vec<String>,
     /// The file that lists several cells, each a tenure of its own: see the module `cells`. `TENURE_CELLS`.
     pub cells: Option<PathBuf>,
     /// The name of this cell, if it is one of several. No setting: `Layout::cell` sets it.
@@ -290,6 +293,7 @@ impl Config {
             checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
             listen: None,
+            metric_tags: Vec::new(),
             cells: None,
             cell: None,
             serve: Serve::default(),

@@ -8,7 +8,7 @@ use super::{
     Config, JOBS_PER_MESSAGE_MAX, OWN_SUBJECTS, Timing, TraceParent,
     values::{
         DATABASE_SCHEMES, NATS_SCHEMES, actors, bytes, duration, has_scheme, kept, kept_as_evidence,
-        long_enough, not_empty, path, shown, word, yes_or_no,
+        long_enough, not_empty, path, shown, tag_keys, word, yes_or_no,
     },
 };
 
@@ -322,6 +322,17 @@ pub(super) static SETTINGS: &[Setting] = &[
             Ok(())
         },
         |config| config.listen.map(|address| address.to_string()),
+    ),
+    optional(
+        "TENURE_METRIC_TAGS",
+        "The keys of tags, and the tags without a value, by which a worker's metrics count attempts; separate several \
+         by commas, such as `team,nightly`.",
+        "none",
+        |config, text| {
+            config.metric_tags = tag_keys(text)?;
+            Ok(())
+        },
+        |config| not_empty(&config.metric_tags.join(",")),
     ),
     optional(
         "TENURE_CELLS",

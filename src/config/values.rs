@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use super::timing::LONGEST;
-use crate::job::check_queue;
+use crate::job::{check_queue, check_tag};
 
 /// The schemes of URLs of Postgres.
 pub(crate) const DATABASE_SCHEMES: &[&str] = &["postgres", "postgresql"];
@@ -38,6 +38,16 @@ pub(super) fn names(text: &str) -> Result<Vec<String>, &'static str> {
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     let names: Vec<_> = names.map(str::to_owned).collect();
     if names.is_empty() { Err("one or more names, separated by commas") } else { Ok(names) }
+}
+
+/// Parses keys of tags, and tags without a value, separated by commas.
+pub(super) fn tag_keys(text: &str) -> Result<Vec<String>, &'static str> {
+    let keys = names(text)?;
+    let is_key = |key: &String| check_tag(key).is_ok() && !key.contains('=');
+    if keys.iter().all(is_key) {
+        return Ok(keys);
+    }
+    Err("keys of tags, or tags without a value, separated by commas, without `=`: team,nightly")
 }
 
 /// Parses users, each perhaps with the queues that it may act on.

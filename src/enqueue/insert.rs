@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     enqueue::publish::Publications,
-    job::{JobId, NameError},
+    job::{JobId, NameError, codec::CodecError},
     nats::{Prepared, Ticket},
     observe::{
         hooks::{EnqueueHooks, JobEnqueued},
@@ -78,6 +78,9 @@ pub enum EnqueueError {
         /// How many other keys the call had: of several, Postgres does not say which is busy.
         others: usize,
     },
+    /// The codec of the kind did not seal the payload. Nothing was enqueued.
+    #[error("the payload cannot be sealed: {0}")]
+    Codec(CodecError),
     /// Another option is invalid.
     #[error("{what} is {value}, but must be {expected}")]
     Option {

@@ -18,7 +18,7 @@ use super::{
     take::worker_of,
 };
 use crate::{
-    job::{JobError, check_key, claim::ClaimKey},
+    job::{JobError, check_key, claim::ClaimKey, codec::Codecs},
     proof::fault,
     run::{
         context::{JobContext, WITHOUT_END},
@@ -84,6 +84,8 @@ impl Gateway {
             recorder: self.0.recorder.clone(),
             checkpoint_bytes_max: config.checkpoint_bytes_max,
             payload_bytes_max: config.payload_bytes_max,
+            // Its workers seal and open themselves.
+            codecs: Codecs::new(),
         }
     }
 

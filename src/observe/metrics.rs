@@ -59,7 +59,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
 #[cfg(any(feature = "prometheus", test))]
-pub(crate) const METRICS: [(&str, Type, &str); 54] = {
+pub(crate) const METRICS: [(&str, Type, &str); 56] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
@@ -68,6 +68,8 @@ pub(crate) const METRICS: [(&str, Type, &str); 54] = {
         ("tenure_redeliveries_total", Counter, "Messages that NATS redelivered."),
         ("tenure_claims_total", Counter, "Claims, by the database's answer."),
         ("tenure_attempts_total", Counter, "Attempts that ended, by outcome."),
+        ("tenure_tagged_attempts_total", Counter, "Attempts that ended, by the tags of their jobs."),
+        ("tenure_lacked_keys_total", Counter, "Jobs put off by a worker that lacks a key."),
         ("tenure_dead_letters_total", Counter, "Jobs and messages that became dead letters."),
         ("tenure_refused_writes_total", Counter, "Stale writes that the fencing token stopped."),
         ("tenure_recoveries_total", Counter, "Jobs reset, released or republished."),
@@ -279,10 +281,25 @@ pub(crate) fn settled(kind: &str, outcome: AttemptOutcome, ran: Duration, measur
     histogram!("tenure_job_run_seconds", "kind" => kind(), "outcome" => outcome).record(ran);
 }
 
+/// Counts an attempt of a job with a tag.
+pub(crate) fn tagged(key: &str, value: &str, kind: &str, outcome: AttemptOutcome) {
+    counter!(
+        "tenure_tagged_attempts_total",
+        "tag" => key.to_owned(), "value" => value.to_owned(), "kind" => kind.to_owned(),
+        "outcome" => outcome.as_str()
+    )
+    .increment(1);
+}
+
 /// Counts an attempt whose worker was lost.
 pub(crate) fn lost(kind: &str) {
     counter!("tenure_attempts_total", "kind" => kind.to_owned(), "outcome" => AttemptOutcome::Lost.as_str())
         .increment(1);
+}
+
+/// Counts a job that a worker put off, because it could not open what the job carries.
+pub(crate) fn lacked_key(kind: &str) {
+    counter!("tenure_lacked_keys_total", "kind" => kind.to_owned()).increment(1);
 }
 
 /// Counts a job or message that became a dead letter.

@@ -43,9 +43,7 @@ use tracing::Instrument;
 
 use super::{
     context::{ContextError, JobContext},
-    handlers::{
-        EndedInTheMiddle, HandlerError, HandlerOutput, IntoOutcome, KindOptions, Kinds, PayloadError,
-    },
+    handlers::{EndedInTheMiddle, HandlerError, HandlerOutput, IntoOutcome, KindOptions, Kinds},
     heartbeat::Heartbeat,
     running::{CancelReason, OnCrash},
 };
@@ -275,7 +273,7 @@ impl<J: Job, S> Entry<J, S> {
             job
         } else {
             self.context.job.steps.repeat();
-            serde_json::from_str(&self.payload).map_err(PayloadError)?
+            serde_json::from_str(&self.payload).map_err(|error| self.context.misfits(&error))?
         };
         Ok(Item { job, context: self.context.clone() })
     }
@@ -346,9 +344,9 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             }),
             others: RwLock::new(()),
         });
-        let run = move |payload: String, context| match serde_json::from_str::<J>(&payload) {
+        let run = move |payload: String, context: JobContext<S>| match serde_json::from_str::<J>(&payload) {
             Ok(job) => batches.clone().join(job, payload, context).boxed(),
-            Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
+            Err(error) => futures::future::err(context.misfits(&error)).boxed(),
         };
         self.insert(Some(J::KIND), options, Arc::new(run))?;
         if let Some(kind) = self.named_mut(J::KIND) {

@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use crate::{
     config::{Timing, TimingError},
-    job::{Job, JobError, NameError, Outcome, backoff::Backoff, check_kind},
+    job::{Job, JobError, NameError, Outcome, backoff::Backoff, check_kind, codec::CodecError},
     observe::metrics::KindMeasures,
     run::{
         context::JobContext,
@@ -330,10 +330,16 @@ impl<S> Default for Kinds<S> {
     }
 }
 
-/// A payload that does not deserialize into the handler's type.
+/// A payload that no handler can be called with.
 #[derive(Debug, thiserror::Error)]
-#[error("the payload does not fit the type of its handler: {0}")]
-pub(crate) struct PayloadError(pub(crate) serde_json::Error);
+pub(crate) enum PayloadError {
+    /// It does not deserialize into the handler's type.
+    #[error("the payload does not fit the type of its handler: {0}")]
+    Misfit(String),
+    /// It is sealed, and does not open.
+    #[error("the payload cannot be opened: {0}")]
+    Closed(CodecError),
+}
 
 /// A handler's report that something else ended it in the middle while it was stopping. Counts as dropped.
 #[derive(Debug, thiserror::Error)]
@@ -414,7 +420,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             options,
             Arc::new(move |payload, context| match serde_json::from_str(&payload) {
                 Ok(payload) => handler(payload, context).map(IntoOutcome::into_outcome).boxed(),
-                Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
+                Err(error) => futures::future::err(context.misfits(&error)).boxed(),
             }),
         )
     }
@@ -434,7 +440,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
             options,
             Arc::new(move |payload, context| match serde_json::from_str::<J>(&payload) {
                 Ok(job) => handler(job, context).map(IntoOutcome::into_outcome).boxed(),
-                Err(error) => futures::future::err(PayloadError(error).into()).boxed(),
+                Err(error) => futures::future::err(context.misfits(&error)).boxed(),
             }),
         )
     }

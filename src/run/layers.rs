@@ -19,7 +19,7 @@ use crate::{
     job::{JobError, Outcome},
     run::{
         context::JobContext,
-        handlers::{IntoOutcome, PayloadError, Run},
+        handlers::{IntoOutcome, Run},
     },
 };
 
@@ -49,7 +49,7 @@ impl<S> Call<S> {
     /// The payload does not fit the type. Returned from the layer, the error has the category `invalid_payload`, as
     /// from a handler.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, JobError> {
-        serde_json::from_str(&self.payload).map_err(|error| PayloadError(error).into())
+        serde_json::from_str(&self.payload).map_err(|error| self.context.misfits(&error))
     }
 
     /// Replaces the payload by this JSON text, for the layers below and the handler. The row in Postgres and

@@ -9,5 +9,7 @@ pub(crate) mod lanes;
 pub(crate) mod layers;
 pub(crate) mod quarantine;
 pub(crate) mod running;
+pub(crate) mod sealing;
 pub(crate) mod settle;
+pub(crate) mod tags;
 pub(crate) mod threads;

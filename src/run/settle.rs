@@ -37,7 +37,7 @@ use crate::{
         repeats, trace,
     },
     proof::fault,
-    run::{hints::Hints, lanes::EndedLanes, quarantine::Quarantine, running::RunningJob},
+    run::{hints::Hints, lanes::EndedLanes, quarantine::Quarantine, running::RunningJob, tags::TagCounts},
     store::{
         AttemptEnd, Completion, Keeps, LockPolicy, Store, StoreError,
         batch::{Batcher, halve, in_order},
@@ -67,6 +67,7 @@ pub(crate) struct Settle {
     /// Notified when a job has ended for which others may wait.
     ended_members: Arc<Notify>,
     quarantine: Quarantine,
+    tags: TagCounts,
     completions: Batcher<Completion, Result<bool, StoreError>>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
     /// Retries completions whose rows were locked or refused, without holding up the others.
@@ -75,7 +76,13 @@ pub(crate) struct Settle {
 }
 
 impl Settle {
-    pub(crate) fn new(store: Store, worker_id: Arc<str>, hooks: Hooks, hints: Option<Hints>) -> Self {
+    pub(crate) fn new(
+        store: Store,
+        worker_id: Arc<str>,
+        hooks: Hooks,
+        hints: Option<Hints>,
+        tags: TagCounts,
+    ) -> Self {
         let completions = |how| {
             let store = store.clone();
             let bytes = |completion: &Completion| completion.output.as_ref().map_or(0, String::len);
@@ -98,6 +105,7 @@ impl Settle {
             ends: ends(),
             ends_again: ends(),
             quarantine: Quarantine::new(store.clone()),
+            tags,
             store,
             hooks,
             hints,
@@ -114,6 +122,11 @@ impl Settle {
     /// The kinds that are watched.
     pub(crate) fn quarantine(&self) -> &Quarantine {
         &self.quarantine
+    }
+
+    /// The ends that wait to be counted by their tags.
+    pub(crate) fn tags(&self) -> &TagCounts {
+        &self.tags
     }
 
     /// Is notified when jobs have ended for which others may wait.
@@ -209,10 +222,11 @@ impl Settle {
             metrics::settled(kind, outcome, ran, measures);
             // Only a job that has not run says why it is snoozed.
             let is_held = outcome == AttemptOutcome::Snoozed && said.is_some();
-            if is_held {
+            if is_held && self.quarantine.watches() {
                 self.quarantine.snoozed(kind, job.key.job);
             }
             self.quarantine.ended(kind, outcome);
+            self.tags.ended(job.key.job, kind, outcome);
             if let Some(rates) = rates {
                 rates.ended(outcome, ran);
                 if outcome == AttemptOutcome::Completed && job.rules.no_history {

@@ -59,6 +59,8 @@ mod audit;
 mod cells;
 mod dead;
 mod quarantines;
+#[cfg(feature = "worker")]
+mod tags;
 mod redrives;
 #[cfg(feature = "internals")]
 mod bench;
@@ -392,6 +394,7 @@ statements! {
     LIST_TAGGED = "read/forms" "list_tagged";
     MATCH_JOBS = "read" "match_jobs";
     MATCH_TAGGED = "read/forms" "match_tagged";
+    TAGS_OF = "read" "tags_of";
     SHOW_JOB = "read" "show_job";
     CHECKPOINT_SIZE = "read" "checkpoint_size";
     LIST_WORKERS = "read" "list_workers";

@@ -13,8 +13,9 @@ use crate::{
     config::TraceParent,
     deliver::{Deliver, Delivered},
     job::{
-        Outcome,
+        JobError, Outcome,
         claim::{Ack, Claim, Missed, ack_for},
+        codec::Codecs,
     },
     nats::{Delivery, Nats, slots::Slot},
     observe::{health::Health, trace},
@@ -25,6 +26,7 @@ use crate::{
         heartbeat::Heartbeat,
         hints::Hints,
         running::{Message, Reservation, RunningJob},
+        sealing,
         settle::{Settle, Settled, Verdict, verdict},
         threads::Threads,
     },
@@ -44,6 +46,7 @@ pub(super) struct Handlers<S> {
     pub(super) cancel_grace: Duration,
     pub(super) checkpoint_bytes_max: usize,
     pub(super) payload_bytes_max: usize,
+    pub(super) codecs: Codecs,
     pub(super) store: Store,
     pub(super) heartbeat: Heartbeat,
     pub(super) recorder: Recorder,
@@ -59,6 +62,7 @@ impl<S: Send + Sync + 'static> Handlers<S> {
             recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
             payload_bytes_max: self.payload_bytes_max,
+            codecs: self.codecs.clone(),
         };
         handlers::run(kind, context, self.cancel_grace(kind), &self.threads).await
     }
@@ -137,7 +141,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         delivery.receipt.send(ack).await;
     }
 
-    async fn run(&self, claim: Claim, reservation: Reservation, message: Message) {
+    async fn run(&self, mut claim: Claim, reservation: Reservation, message: Message) {
         let Some(kind) = self.handlers.kinds.get(&claim.kind) else {
             // Cannot happen: `decide` looked up the kind of the message's subject, which is the claim's kind.
             tracing::error!(
@@ -147,12 +151,19 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             return;
         };
         let span = trace::process(&claim, &self.worker_id, self.trace_parent);
+        let opened = sealing::open_claim(&self.handlers.codecs, &mut claim);
         let job = Arc::new(RunningJob::new(claim, message, kind.rules, span.id()));
-        self.attempt(kind, job, reservation).instrument(span).await;
+        self.attempt(kind, job, reservation, opened).instrument(span).await;
     }
 
     /// Runs a claimed job, and settles it. The attempt's span names the job in each log line.
-    async fn attempt(&self, kind: &Kind<S>, job: Arc<RunningJob>, reservation: Reservation) {
+    async fn attempt(
+        &self,
+        kind: &Kind<S>,
+        job: Arc<RunningJob>,
+        reservation: Reservation,
+        opened: Result<(), JobError>,
+    ) {
         if reservation.run(job.clone()) {
             Box::pin(self.heartbeat.look_after(std::slice::from_ref(&job))).await;
         }
@@ -160,11 +171,11 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         self.hints.began(&job.claim);
         tracing::debug!("running");
         let began_at = Instant::now();
-        let ended =
-            match self.settle.quarantine().holds(&job.claim.kind, job.key, kind.rules.no_history).await {
-                Some(waits) => Ended::Quarantined(waits),
-                None => self.handlers.run(kind, job.clone()).await,
-            };
+        let ended = match opened {
+            Err(error) => Ended::Returned(Err(error)),
+            Ok(()) => self.call(kind, &job).await,
+        };
+        sealing::say_put_off(&job.claim.kind, &ended);
         #[cfg(feature = "testing")]
         if self.loses_first
             && job.key.token.0 == 1
@@ -225,6 +236,16 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         } else {
             drop(reservation);
         }
+    }
+
+    /// Calls the handler, unless the job's kind is in quarantine.
+    async fn call(&self, kind: &Kind<S>, job: &Arc<RunningJob>) -> Ended {
+        let name = &job.claim.kind;
+        if let Some(waits) = self.settle.quarantine().holds(name, job.key, kind.rules.no_history).await {
+            return Ended::Quarantined(waits);
+        }
+        let ended = self.handlers.run(kind, job.clone()).await;
+        sealing::seal_output(&self.handlers.codecs, name, ended)
     }
 
     async fn ack_of_lost(&self, job: &RunningJob, dispatch: Option<i32>) -> Ack {

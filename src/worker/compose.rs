@@ -24,7 +24,7 @@ use crate::{
     deliver::{Deliver, DeliverSettings},
     run::{
         context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, running::Running, settle::Settle,
-        threads::Threads,
+        tags::TagCounts, threads::Threads,
     },
     store::Store,
 };
@@ -36,12 +36,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         }
         let config = builder.tenure.config().clone();
         builder.kinds.settle_timing(&config.timing)?;
-        for (nothing, what) in [(builder.kinds.is_empty(), "handler"), (builder.queues.is_empty(), "queue")] {
-            // A gateway alone runs the jobs of others.
-            if nothing && !builder.is_gateway {
-                return Err(WorkerError::Nothing(what));
-            }
-        }
+        check_that_it_runs_jobs(&builder)?;
         let hostname = hostname(&config)?;
         let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
         let worker_id = format!("{hostname}-{}-{random}", std::process::id());
@@ -92,6 +87,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             cancel_grace: config.timing.cancel_grace,
             checkpoint_bytes_max: config.checkpoint_bytes_max,
             payload_bytes_max: config.payload_bytes_max,
+            codecs: builder.tenure.codecs().clone(),
             store: store.clone(),
             heartbeat: heartbeat.clone(),
             recorder: Recorder::new(&store),
@@ -99,7 +95,13 @@ impl<S: Send + Sync + 'static> Life<S> {
         let attempts = Arc::new(Attempts {
             handlers,
             deliver,
-            settle: Settle::new(store.clone(), worker_id.as_str().into(), hooks.clone(), Some(hints.clone())),
+            settle: Settle::new(
+                store.clone(),
+                worker_id.as_str().into(),
+                hooks.clone(),
+                Some(hints.clone()),
+                TagCounts::new(store.clone(), &config.metric_tags),
+            ),
             heartbeat,
             store: store.clone(),
             nats: nats.clone(),
@@ -132,6 +134,15 @@ impl<S: Send + Sync + 'static> Life<S> {
             _server: server,
         })
     }
+}
+
+fn check_that_it_runs_jobs<S: Send + Sync + 'static>(builder: &WorkerBuilder<S>) -> Result<(), WorkerError> {
+    // A gateway alone runs the jobs of others.
+    let lacks = |nothing: bool| nothing && !builder.is_gateway;
+    if lacks(builder.kinds.is_empty()) {
+        return Err(WorkerError::Nothing("handler"));
+    }
+    if lacks(builder.queues.is_empty()) { Err(WorkerError::Nothing("queue")) } else { Ok(()) }
 }
 
 #[cfg(feature = "gateway")]

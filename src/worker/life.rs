@@ -29,6 +29,7 @@ use super::{
         recovery::{Look, Scan, Sweep},
         redrives::TendRedrives,
         relay::{PublishDue, Reclaim, Relay, Tick},
+        tags::CountTags,
         turns::TakeTurns,
     },
     presence::Presence,
@@ -320,6 +321,10 @@ impl<S: Send + Sync + 'static> Life<S> {
         let every = (self.config.timing.relay_every * 10).min(TENDED_EVERY);
         let (quarantine, turns) = (self.attempts.settle.quarantine().clone(), common.turns.clone());
         loops.spawn(WatchKinds { quarantine, turns: turns.clone(), gauges: gauges(), every });
+        let tags = self.attempts.settle.tags().clone();
+        if tags.is_asked() {
+            loops.spawn(CountTags { tags, every });
+        }
         if self.takes_part(Recovery::Relay) {
             loops.spawn(TendQuarantines { store: self.store.clone(), turns, every });
         }
@@ -390,6 +395,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             relays: self.takes_part(Recovery::Relay),
             report: common.report,
             quarantine: self.attempts.settle.quarantine().clone(),
+            tags: self.attempts.settle.tags().clone(),
             timing: self.config.timing.clone(),
             longest_grace: self.attempts.handlers.longest_grace(),
             hooks: self.hooks.clone(),

@@ -14,7 +14,7 @@ use crate::{
     config::Timing,
     nats::Nats,
     observe::hooks::Hooks,
-    run::{quarantine::Quarantine, running::Running},
+    run::{quarantine::Quarantine, running::Running, tags::TagCounts},
     store::Store,
 };
 
@@ -30,6 +30,7 @@ pub(super) struct Shutdown {
     pub(super) relays: bool,
     pub(super) report: Report,
     pub(super) quarantine: Quarantine,
+    pub(super) tags: TagCounts,
     pub(super) timing: Timing,
     /// The longest time that a cancelled handler may take to end.
     pub(super) longest_grace: Duration,
@@ -72,6 +73,7 @@ impl Shutdown {
         }
         // What it has counted and snoozed since its last report.
         drop(timeout(self.timing.database_within, self.quarantine.report()).await);
+        drop(timeout(self.timing.database_within, self.tags.count()).await);
         loops.end().await;
         // Jobs that the relay has taken count as published: their messages go out before this process ends.
         drop(timeout_at(relayed_by, self.relay.stop.stop()).await);

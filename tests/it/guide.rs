@@ -13,11 +13,12 @@ use crate::{
     harness::{Bench, Child, bench, bench_with},
 };
 
-const EXAMPLES: [&str; 7] = [
+const EXAMPLES: [&str; 8] = [
     "exactly_once",
     "long_job",
     "retry_policy",
     "schedule",
+    "sealed",
     "sentry",
     "tenant_spans",
     "transactional_enqueue",

@@ -75,6 +75,7 @@ mod roles;
 mod run;
 mod schedules;
 mod schema;
+mod sealed;
 mod security;
 mod shutdown;
 mod sql;

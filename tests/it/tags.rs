@@ -13,7 +13,7 @@ use tenure::{
 
 use crate::{
     dashboard::Dashboard,
-    harness::{Bench, Running, bench, bench_with_servers},
+    harness::{Bench, Child, Running, ask, bench, bench_with_servers, free_address},
 };
 
 fn job(n: u32) -> JobRequest {
@@ -306,4 +306,51 @@ async fn the_migration_gives_rights_to_tags_to_the_roles_that_have_them_to_jobs(
         "tenure_producer true false false, tenure_worker true true false, tenure_operator true true true, \
          tenure_viewer false true false"
     );
+}
+
+/// Waits until a worker shows all of these lines, and returns its metrics.
+async fn until_shown(address: std::net::SocketAddr, lines: &[&str]) -> String {
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        let page =
+            tokio::task::spawn_blocking(move || ask(address, "GET", "/metrics", &[], "")).await.unwrap();
+        let page = page.map(|answer| answer.body).unwrap_or_default();
+        if lines.iter().all(|line| page.contains(line)) {
+            return page;
+        }
+        assert!(std::time::Instant::now() < deadline, "{lines:?} is not in {page}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_have_the_tags_that_were_asked_for_and_no_others() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let address = free_address();
+    let mut program = bench.program(&["work", "q", "--exec", "exit 0", "--concurrency", "20"]);
+    program.env("TENURE_LISTEN", address.to_string()).env("TENURE_METRIC_TAGS", "team, nightly");
+    let mut worker = Child::spawn(program, "tags");
+    let of_team = |n: u32| JobRequest::new("q", "k", json!(n)).tag("team=a").tag("org=7");
+    bench.tenure.enqueue_many((0..3).map(of_team)).await.unwrap();
+    bench.tenure.enqueue(JobRequest::new("q", "k", json!(0)).tag("team=b").tag("nightly")).await.unwrap();
+    let line = |tag, value, kind, n| {
+        format!(
+            "tenure_tagged_attempts_total{{tag=\"{tag}\",value=\"{value}\",kind=\"{kind}\",outcome=\"completed\"}} {n}\n"
+        )
+    };
+    let lines = [line("team", "a", "k", 3), line("team", "b", "k", 1), line("nightly", "", "k", 1)];
+    let page = until_shown(address, &lines.each_ref().map(String::as_str)).await;
+    assert!(!page.contains("org"), "{page}");
+    // More teams than have a series: three are there already.
+    let many = |n: u32| JobRequest::new("q", "many", json!(n)).tag(format!("team={n}"));
+    bench.tenure.enqueue_many((0..250).map(many)).await.unwrap();
+    let page = until_shown(address, &[&line("team", "other", "many", 53)]).await;
+    assert_eq!(page.matches("kind=\"many\",outcome=\"completed\"} 1\n").count(), 197);
+    worker.kill().await;
+    for bad in ["a=b", "a b"] {
+        let ran = bench.program(&["config"]).env("TENURE_METRIC_TAGS", bad).output().await.unwrap();
+        let said = String::from_utf8(ran.stderr).unwrap();
+        assert!(said.contains("without `=`: team,nightly"), "{bad:?}: {said}");
+    }
 }

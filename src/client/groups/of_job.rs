@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::JOBS_AT_ONCE;
 use crate::{
-    client::enqueue::JobRequest,
+    client::enqueue::{Accepts, JobRequest},
     enqueue::insert::EnqueueError,
     job::{JobError, JobId},
     run::context::{JobContext, waits::suspended},
@@ -139,7 +139,8 @@ impl<S> JobContext<S> {
                 let expected = "left out: a job enqueues each of its own jobs once";
                 return Err(EnqueueError::Option { what: "unique_key", value: format!("{key:?}"), expected });
             }
-            let job = job.in_group(self.payload_bytes_max, Some(group), false)?;
+            let accepts = Accepts { bytes_max: self.payload_bytes_max, codecs: &self.codecs };
+            let job = job.in_group(accepts, Some(group), false)?;
             // This process does not hear of the commit.
             Ok(NewJob { published_by: PublishedBy::Relay, ..job })
         };

@@ -11,7 +11,7 @@ use sqlx::{PgConnection, Postgres, Row, postgres::PgArguments, query::Query};
 
 use super::{ContextError, JobContext, steps::taken};
 use crate::{
-    job::{JobError, Outcome, attempt::AttemptOutcome, check_key, unstorable},
+    job::{JobError, Outcome, attempt::AttemptOutcome, check_key, codec::Part, unstorable},
     run::running::RunningJob,
     store::{
         COMPLETE_IN, COMPLETE_IN_TOLD, COMPLETE_UNKEPT_ONE, EFFECT, EFFECT_RESULT, FENCE, Isolation,
@@ -324,7 +324,9 @@ impl<S> JobContext<S> {
                     return Err(taken(key));
                 }
                 let result: String = row.try_get("result")?;
+                let result = self.open(Part::Result, &format!("the result of effect {key:?}"), result)?;
                 return serde_json::from_str(&result).map_err(|error| {
+                    let error = self.misfit(&error);
                     JobError::permanent(format!(
                         "the result of effect {key:?} does not fit its type: {error}"
                     ))
@@ -336,7 +338,7 @@ impl<S> JobContext<S> {
                 let text = format!("the result of effect {key:?} cannot be stored: {why}");
                 return Err(JobError::permanent(text));
             }
-            let text = value.to_string();
+            let text = self.seal(Part::Result, "the result of an effect", value.to_string())?;
             let record = sqlx::query(EFFECT_RESULT).bind(job).bind(key).bind(text).execute(tx);
             store.deadline(record).await?;
             Ok(result)
@@ -381,9 +383,10 @@ impl<S> JobContext<S> {
         if let Some(why) = output.as_ref().and_then(unstorable) {
             return Err(JobError::permanent(format!("the output cannot be stored: {why}")));
         }
+        let sealed = output.as_ref().map(|output| self.seal_value(output)).transpose()?;
         // Until the commit has an answer, this call is the reason why the row is missing.
         let completing = Completing::new(&self.job);
-        let completed = self.try_complete_in(tx, output.as_ref()).await;
+        let completed = self.try_complete_in(tx, sealed.as_deref()).await;
         if completed.is_ok() {
             self.store.note_commit();
             self.job.settled.store(true, Ordering::Release);
@@ -396,7 +399,7 @@ impl<S> JobContext<S> {
     async fn try_complete_in(
         &self,
         mut tx: sqlx::PgTransaction<'_>,
-        output: Option<&serde_json::Value>,
+        output: Option<&str>,
     ) -> Result<(), JobError> {
         let (key, store) = (self.job.key, &self.store);
         let limit = sqlx::query(LIMIT_IDLE).bind(self.idle_limit()).execute(&mut *tx);
@@ -430,7 +433,7 @@ impl<S> JobContext<S> {
     }
 
     /// Returns the statement that completes the job as the last one of a transaction.
-    fn completion(&self, output: Option<&serde_json::Value>) -> Query<'static, Postgres, PgArguments> {
+    fn completion(&self, output: Option<&str>) -> Query<'static, Postgres, PgArguments> {
         let key = self.job.key;
         if self.job.rules.no_history {
             let complete = sqlx::query(COMPLETE_UNKEPT_ONE).bind(key.job).bind(key.token).bind(key.claim);
@@ -462,6 +465,7 @@ impl<S> JobContext<S> {
             recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
             payload_bytes_max: self.payload_bytes_max,
+            codecs: self.codecs.clone(),
         }
     }
 

@@ -16,7 +16,13 @@ use uuid::Uuid;
 
 use self::steps::Recorder;
 use crate::{
-    job::{JobError, JobId, causes, claim::FencingToken, duration::written, unstorable},
+    job::{
+        JobError, JobId, causes,
+        claim::FencingToken,
+        codec::{Codecs, Part},
+        duration::written,
+        unstorable,
+    },
     run::{
         heartbeat::Heartbeat,
         running::{CancelReason, OnWriteLoss, RunningJob},
@@ -126,6 +132,7 @@ pub struct JobContext<S = ()> {
     pub(crate) recorder: Recorder,
     pub(crate) checkpoint_bytes_max: usize,
     pub(crate) payload_bytes_max: usize,
+    pub(crate) codecs: Codecs,
 }
 
 impl<S> Clone for JobContext<S> {
@@ -138,6 +145,7 @@ impl<S> Clone for JobContext<S> {
             recorder: self.recorder.clone(),
             checkpoint_bytes_max: self.checkpoint_bytes_max,
             payload_bytes_max: self.payload_bytes_max,
+            codecs: self.codecs.clone(),
         }
     }
 }
@@ -255,6 +263,7 @@ impl<S> JobContext<S> {
         if let Some(why) = unstorable(&value) {
             return Err(refused(why));
         }
+        let text = self.seal(Part::Checkpoint, "the checkpoint", text)?;
         let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
         if bytes > bytes_max {
             return Err(refused(&format!(

@@ -28,7 +28,7 @@ use tokio::time::sleep;
 
 use super::{ContextError, JobContext, WITHOUT_END};
 use crate::{
-    job::{JobError, causes, check_key, unstorable},
+    job::{JobError, causes, check_key, codec::Part, unstorable},
     observe::metrics,
     run::{running::Steps, settle::DELAY_MAX},
     store::{
@@ -118,6 +118,7 @@ impl<S> JobContext<S> {
         if let Some(result) = self.recorded_step(name).await? {
             call.is_recorded = true;
             return serde_json::from_str(&result).map_err(|error| {
+                let error = self.misfit(&error);
                 JobError::permanent(format!(
                     "the recorded result of step {name:?} does not fit its type: {error}"
                 ))
@@ -138,12 +139,13 @@ impl<S> JobContext<S> {
     }
 
     async fn result(&self, name: &str, recorded: Option<Recorded>) -> Result<Option<String>, JobError> {
-        match recorded {
-            Some(Recorded::Step(Some(result))) => Ok(Some(result)),
-            Some(Recorded::Step(None)) => self.result_of(name).await.map(Some),
-            Some(Recorded::Sleep(_) | Recorded::Other) => Err(taken(name)),
-            None => Ok(None),
-        }
+        let result = match recorded {
+            Some(Recorded::Step(Some(result))) => result,
+            Some(Recorded::Step(None)) => self.result_of(name).await?,
+            Some(Recorded::Sleep(_) | Recorded::Other) => return Err(taken(name)),
+            None => return Ok(None),
+        };
+        self.open(Part::Result, &format!("the recorded result of step {name:?}"), result).map(Some)
     }
 
     /// Lets the job sleep, without a slot, a message or an attempt: returns the error [`ContextError::Suspended`],
@@ -307,8 +309,9 @@ impl<S> JobContext<S> {
         }
         // The next attempt could not read it, and would not do the work again.
         if let Err(error) = serde_json::from_str::<T>(&text) {
-            return Err(refused(&format!("it does not read back as its type: {error}")));
+            return Err(refused(&format!("it does not read back as its type: {}", self.misfit(&error))));
         }
+        let text = self.seal(Part::Result, &format!("the result of step {name:?}"), text)?;
         let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
         if bytes > bytes_max {
             return Err(refused(&format!(

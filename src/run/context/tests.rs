@@ -63,6 +63,7 @@ async fn one_in(place: Place, rules: Rules) -> One {
         recorder,
         checkpoint_bytes_max: 10,
         payload_bytes_max: 100,
+        codecs: crate::job::codec::Codecs::new(),
     };
     One { place, context, running, reservation }
 }

@@ -22,7 +22,8 @@ use super::{
     steps::{AGAIN, taken},
 };
 use crate::{
-    job::{JobError, JobId, check_key},
+    job::{JobError, JobId, check_key, codec::is_sealed},
+    run::sealing::misfit,
     store::groups::{EndBefore, EventSeen, StepStates},
 };
 
@@ -65,7 +66,11 @@ impl<S> JobContext<S> {
         let ends = self.ends_before(step).await?;
         let completed = ends.into_iter().filter(|end| end.is_completed);
         let output = |end: EndBefore| {
-            serde_json::from_str(end.output.as_deref().unwrap_or("null")).map_err(|error| {
+            let output = end.output.unwrap_or_else(|| "null".to_owned());
+            let is_sealed = is_sealed(&output);
+            let output = self.open_output(&format!("the output of job {}", end.id), output)?;
+            serde_json::from_str(&output).map_err(|error| {
+                let error = misfit(&error, is_sealed);
                 JobError::permanent(format!("the output of job {} does not fit its type: {error}", end.id))
             })
         };

@@ -20,6 +20,7 @@ use crate::{
     run::{
         handlers::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
         running::{CancelReason, OnCrash, Rules},
+        tags::TagCounts,
     },
 };
 
@@ -128,7 +129,7 @@ async fn an_error_says_whether_and_when_there_is_another_attempt() {
     assert_eq!(with(permanent(), Some(Retry::After(seconds(2)))), tried_after(2));
     assert_eq!(with(permanent(), Some(Retry::Usual)), fails);
     assert_eq!(with(after(), Some(Retry::After(Duration::MAX))), tried_after(DELAY_MAX.as_secs()));
-    let unfit = PayloadError(serde_json::from_str::<u8>("x").unwrap_err());
+    let unfit = PayloadError::Misfit(serde_json::from_str::<u8>("x").unwrap_err().to_string());
     assert_eq!(with(JobError::permanent(unfit), None), ("failed", Some(Category::InvalidPayload), 0, None));
     // An outage is not the job's fault, even if the policy would never retry the error.
     *job.unavailable_at() = Some(Instant::now());
@@ -172,7 +173,9 @@ fn completes(job: &RunningJob) -> Completion {
 }
 
 fn settle(place: &Place) -> Settle {
-    Settle::new(place.tenure.store().clone(), WORKER.into(), Hooks::default(), None)
+    let store = place.tenure.store().clone();
+    let tags = TagCounts::new(store.clone(), &[]);
+    Settle::new(store, WORKER.into(), Hooks::default(), None, tags)
 }
 
 async fn write(settle: &Settle, job: &RunningJob, verdict: Verdict) -> Settled {

@@ -13,6 +13,7 @@ use crate::{
         handlers::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
         quarantine::InQuarantine,
         running::{CancelReason, OnCrash, RunningJob},
+        sealing,
     },
     store::{AttemptEnd, Completion, Keeps},
 };
@@ -49,8 +50,8 @@ pub(crate) fn verdict(
     }
     let verdict = match ended {
         Ended::Returned(Ok(outcome)) => attempt.returned(outcome),
-        Ended::Returned(Err(error)) => match attempt.suspended(&error) {
-            Some(suspended) => suspended,
+        Ended::Returned(Err(error)) => match attempt.suspended(&error).or_else(|| attempt.put_off(&error)) {
+            Some(waits) => waits,
             None => return (attempt.erred(&error), Some(error)),
         },
         Ended::Panicked(text) => {
@@ -137,6 +138,12 @@ impl Attempt<'_> {
         // A sleep, too: what else the job may wait for may have come, and the end of the sleep is recorded.
         let awaits = Some(awaits.unwrap_or_default().to_owned());
         Some(Verdict::End(AttemptEnd { delay, awaits, ..self.end(AttemptOutcome::Snoozed) }))
+    }
+
+    /// This worker cannot open what the job carries. `None`: that is not why it has failed.
+    fn put_off(&self, error: &JobError) -> Option<Verdict> {
+        let (why, delay) = sealing::put_off(error)?;
+        self.asked.is_none().then(|| self.waits(InQuarantine { why, delay }))
     }
 
     /// The handler returned an error.

@@ -15,6 +15,7 @@ pub(super) mod quarantine;
 pub(super) mod recovery;
 pub(super) mod redrives;
 pub(super) mod relay;
+pub(super) mod tags;
 pub(super) mod turns;
 
 use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, time::Duration};

@@ -294,7 +294,8 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId, raw: bool) -> anyhow::Resul
         print::line(serde_json::to_string_pretty(&letter)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let json = |value: &Option<Box<RawValue>>| value.as_ref().map(ToString::to_string).unwrap_or_default();
+    let json =
+        |value: &Option<Box<RawValue>>| value.as_ref().map(|json| jobs::shown(json)).unwrap_or_default();
     let about = [
         ("id", letter.id.to_string()),
         ("queue", letter.queue.clone()),

@@ -18,6 +18,7 @@ use crate::{
 };
 use tenure::{
     JobId, Status, Tenure,
+    codec::SealedWith,
     internals::{JobAction, Parts as _, duration::written},
     jobs::{CancelCounts, CancelOutcome, RetryOutcome},
     names::{check_kind, check_queue},
@@ -332,7 +333,7 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ]);
     }
     print::line(format!("{events}\n"));
-    let json = |value: Option<&RawValue>| value.map(ToString::to_string).unwrap_or_default();
+    let json = |value: Option<&RawValue>| value.map(shown).unwrap_or_default();
     let why = match job.status {
         Status::Queued if job.scheduled_at <= Utc::now() && !job.is_held => {
             match tenure.store().who_runs(&job.queue, &job.kind, job.id).await {
@@ -369,6 +370,11 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
     ];
     print::line(pairs(about.map(|(name, value)| (name, print::printable(&value)))));
     Ok(ExitCode::SUCCESS)
+}
+
+/// JSON as people read it: of a sealed value, the id of its key.
+pub(super) fn shown(json: &RawValue) -> String {
+    SealedWith::of(json.get()).map_or_else(|| json.to_string(), |sealed| sealed.to_string())
 }
 
 /// Attempts as a table.

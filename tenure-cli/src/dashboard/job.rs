@@ -19,6 +19,7 @@ use crate::{
 };
 use tenure::{
     JobId, Status,
+    codec::SealedWith,
     internals::{
         EventFilter, JobTexts, Parts as _, WhoRuns,
         duration::{rounded, whole},
@@ -486,7 +487,10 @@ fn fold(id: &str, name: &str, text: Option<&str>) -> Markup {
     html! {
         @if let Some(text) = text {
             details.fold id=(id) {
-                summary { (name) " " span.count { (count(text)) } }
+                summary {
+                    (name) " "
+                    span.count { @if let Some(sealed) = SealedWith::of(text) { (sealed) ", " } (count(text)) }
+                }
                 pre tabindex="0" { (text) }
             }
         }

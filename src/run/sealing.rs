@@ -1,0 +1,153 @@
+//! Sealing: opens what a claimed job carries before its handler sees it, and seals what the handler leaves.
+//!
+//! A worker that lacks a key or a codec puts the job off, uncharged, for one that has it. What cannot be opened
+//! otherwise fails the attempt.
+//!
+//! Not here: the form of a sealed value (`job::codec`).
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{
+    context::JobContext,
+    handlers::{Ended, PayloadError},
+};
+use crate::{
+    job::{
+        JobError, Outcome, causes,
+        claim::Claim,
+        codec::{CodecError, Codecs, Part},
+        unstorable, unstorable_text,
+    },
+    observe::{metrics, repeats},
+};
+
+/// How long a job waits that this worker cannot open: a worker with the key may be about to start.
+const WAITS: Duration = Duration::from_secs(30);
+
+/// A value that was not opened or sealed.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} cannot be {done}: {error}")]
+struct NotDone {
+    what: String,
+    done: &'static str,
+    error: CodecError,
+}
+
+/// Opens the payload and the checkpoint of a job.
+pub(crate) fn open_claim(codecs: &Codecs, claim: &mut Claim) -> Result<(), JobError> {
+    let payload = codecs.open_of(&claim.kind, Part::Payload, &claim.payload).map_err(PayloadError::Closed)?;
+    let checkpoint = claim.checkpoint.as_deref();
+    let checkpoint = checkpoint.map(|text| codecs.open_of(&claim.kind, Part::Checkpoint, text)).transpose();
+    let checkpoint = checkpoint.map_err(|error| not_opened("the checkpoint", error))?;
+    if let Some(payload) = payload {
+        claim.payload = payload;
+    }
+    if let Some(checkpoint) = checkpoint.flatten() {
+        claim.checkpoint = Some(checkpoint);
+    }
+    Ok(())
+}
+
+fn not_opened(what: impl Into<String>, error: CodecError) -> JobError {
+    NotDone { what: what.into(), done: "opened", error }.into()
+}
+
+/// Returns why this worker cannot run the job, and how long it is put off for another one.
+pub(crate) fn put_off(error: &JobError) -> Option<(String, Duration)> {
+    let of_codec = causes(&*error.source).find_map(|cause| match cause.downcast_ref::<NotDone>() {
+        Some(NotDone { error, .. }) => Some(error),
+        None => match cause.downcast_ref::<PayloadError>() {
+            Some(PayloadError::Closed(error)) => Some(error),
+            _ => None,
+        },
+    })?;
+    let is_lacking = of_codec.is_of_this_process();
+    is_lacking.then(|| (error.to_string(), WAITS.mul_f64(rand::random_range(0.75..1.25))))
+}
+
+/// Says that this worker has put a job off.
+pub(crate) fn say_put_off(kind: &str, ended: &Ended) {
+    if let Ended::Returned(Err(error)) = ended
+        && let Some((why, _)) = put_off(error)
+    {
+        metrics::lacked_key(kind);
+        if let Some(left_out) = repeats::tell("sealed", &why) {
+            tracing::warn!(
+                error = why,
+                left_out,
+                "this worker cannot open what the job carries; the job waits for a worker that can"
+            );
+        }
+    }
+}
+
+/// Seals the output of a job that its handler has not completed itself.
+pub(crate) fn seal_output(codecs: &Codecs, kind: &str, ended: Ended) -> Ended {
+    let json = match ended {
+        Ended::Returned(Ok(Outcome::Done(Some(ref output))))
+            if codecs.has(kind) && unstorable(output).is_none() =>
+        {
+            output.to_string()
+        }
+        Ended::Returned(Ok(Outcome::DoneJson(ref json)))
+            if codecs.has(kind) && unstorable_text(json).is_none() =>
+        {
+            json.clone()
+        }
+        ended => return ended,
+    };
+    Ended::Returned(sealed(codecs, kind, Part::Output, "the output", json).map(Outcome::DoneJson))
+}
+
+fn sealed(codecs: &Codecs, kind: &str, part: Part, what: &str, json: String) -> Result<String, JobError> {
+    let sealed = codecs.seal(kind, part, json);
+    sealed.map_err(|error| NotDone { what: what.into(), done: "sealed", error }.into())
+}
+
+impl<S> JobContext<S> {
+    /// Seals what this job leaves. `what` is for an error.
+    pub(crate) fn seal(&self, part: Part, what: &str, json: String) -> Result<String, JobError> {
+        sealed(&self.codecs, &self.job.claim.kind, part, what, json)
+    }
+
+    /// Opens what an earlier attempt of this job left.
+    pub(crate) fn open(&self, part: Part, what: &str, json: String) -> Result<String, JobError> {
+        let opened = self.codecs.open_of(&self.job.claim.kind, part, &json);
+        Ok(opened.map_err(|error| not_opened(what, error))?.unwrap_or(json))
+    }
+
+    /// Opens the output of another job.
+    pub(crate) fn open_output(&self, what: &str, json: String) -> Result<String, JobError> {
+        self.codecs.open(Part::Output, json).map_err(|error| not_opened(what, error))
+    }
+
+    /// [`JobContext::seal`] for an output that is a value.
+    pub(crate) fn seal_value(&self, output: &Value) -> Result<String, JobError> {
+        self.seal(Part::Output, "the output", output.to_string())
+    }
+
+    /// The error for a payload that does not fit the type of the handler.
+    pub(crate) fn misfits(&self, error: &serde_json::Error) -> JobError {
+        PayloadError::Misfit(self.misfit(error)).into()
+    }
+
+    /// What is wrong with JSON of this job that does not fit a type.
+    pub(crate) fn misfit(&self, error: &serde_json::Error) -> String {
+        misfit(error, self.codecs.has(&self.job.claim.kind))
+    }
+}
+
+/// What is wrong with JSON that does not fit a type. serde quotes the value, of which no server may see a byte if it is
+/// sealed.
+pub(crate) fn misfit(error: &serde_json::Error, is_sealed: bool) -> String {
+    if !is_sealed {
+        return error.to_string();
+    }
+    format!(
+        "another type is expected at line {} column {}; the value is sealed",
+        error.line(),
+        error.column()
+    )
+}
