@@ -100,6 +100,8 @@ pub struct Serve {
     pub is_behind_proxy: bool,
     /// The users who may act, as the proxy or the file names them; `None`: everyone.
     pub actors: Option<Vec<String>>,
+    /// The users who may look, as the proxy or the file names them; `None`: everyone.
+    pub viewers: Option<Vec<String>>,
     pub has_actions: bool,
     /// Whether the HTTP API is served.
     pub has_api: bool,
@@ -122,6 +124,7 @@ impl Default for Serve {
             token: None,
             is_behind_proxy: false,
             actors: None,
+            viewers: None,
             has_actions: false,
             has_api: false,
             api_token: None,

@@ -8,7 +8,7 @@ use super::{
     Config, JOBS_PER_MESSAGE_MAX, OWN_SUBJECTS, Timing, TraceParent,
     values::{
         DATABASE_SCHEMES, NATS_SCHEMES, actors, bytes, duration, has_scheme, kept, kept_as_evidence,
-        long_enough, not_empty, path, shown, tag_keys, word, yes_or_no,
+        long_enough, not_empty, path, shown, tag_keys, viewers, word, yes_or_no,
     },
 };
 
@@ -422,6 +422,18 @@ pub(super) static SETTINGS: &[Setting] = &[
         },
         |config| config.serve.actors.as_ref().map(|names| names.join(",")),
     ),
+    optional(
+        "TENURE_SERVE_VIEWERS",
+        "With `TENURE_SERVE_AUTH=proxy` or `TENURE_SERVE_USERS`: the users who may look, as the proxy or the file \
+         names them, separated by commas; the others see nothing. A user with queues, as in `ada,grace=mail+billing`, \
+         sees these alone. A user who may act on a queue may look at it, too.",
+        "every user",
+        |config, text| {
+            config.serve.viewers = Some(viewers(text)?);
+            Ok(())
+        },
+        |config| config.serve.viewers.as_ref().map(|names| names.join(",")),
+    ),
     text(
         "TENURE_SERVE_ACTIONS",
         "`true`: the dashboard can also enqueue, cancel, retry, redrive, purge, pause, limit and schedule; the HTTP \
@@ -630,6 +642,7 @@ mod tests {
             token: Some("87654321".into()),
             is_behind_proxy: true,
             actors: Some(vec!["ada".into(), "grace".into()]),
+            viewers: Some(vec!["eve".into(), "bob=mail".into()]),
             has_actions: true,
             has_api: true,
             api_token: Some("98765432".into()),

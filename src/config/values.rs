@@ -52,19 +52,28 @@ pub(super) fn tag_keys(text: &str) -> Result<Vec<String>, &'static str> {
 
 /// Parses users, each perhaps with the queues that it may act on.
 pub(super) fn actors(text: &str) -> Result<Vec<String>, &'static str> {
-    let entries = names(text)?;
+    users(text).ok_or(
+        "names of users, separated by commas; after a name perhaps the queues that it may act on: ada=mail+billing",
+    )
+}
+
+/// Parses users, each perhaps with the queues that it may look at.
+pub(super) fn viewers(text: &str) -> Result<Vec<String>, &'static str> {
+    users(text).ok_or(
+        "names of users, separated by commas; after a name perhaps the queues that it may look at: ada=mail+billing",
+    )
+}
+
+/// Parses users, each perhaps with queues.
+fn users(text: &str) -> Option<Vec<String>> {
+    let entries = names(text).ok()?;
     let is_right = |entry: &String| match entry.split_once('=') {
         Some((user, queues)) => {
             !user.trim().is_empty() && queues.split('+').all(|queue| check_queue(queue.trim()).is_ok())
         }
         None => true,
     };
-    if entries.iter().all(is_right) {
-        return Ok(entries);
-    }
-    Err(
-        "names of users, separated by commas; after a name perhaps the queues that it may act on: ada=mail+billing",
-    )
+    entries.iter().all(is_right).then_some(entries)
 }
 
 pub(super) fn yes_or_no(text: &str) -> Result<bool, &'static str> {

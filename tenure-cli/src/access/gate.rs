@@ -55,7 +55,7 @@ impl Gate {
         let client = self.access.client(peer, headers);
         let jar = CookieJar::from_headers(headers);
         let sent = |name: &str| jar.get(name).map(|is| is.value().to_owned());
-        self.access.who(client, headers, what, sent).inspect_err(|why| self.log(*why, client, peer, path))
+        self.access.who(client, headers, what, sent).inspect_err(|why| self.log(why, client, peer, path))
     }
 
     /// The challenge for a browser or a program without credentials.
@@ -63,8 +63,8 @@ impl Gate {
         self.access.challenge()
     }
 
-    /// Logs a wrong password or token, repeated ones of a client less and less often.
-    fn log(&self, why: Refused, client: IpAddr, peer: IpAddr, path: &str) {
+    /// Logs a wrong password or token and a user who may not look, repeated ones less and less often.
+    fn log(&self, why: &Refused, client: IpAddr, peer: IpAddr, path: &str) {
         let proxy = (client != peer.to_canonical()).then(|| tracing::field::display(peer));
         let path = path.chars().take(LOGGED_PATH_MAX).collect::<String>();
         match why {
@@ -78,6 +78,11 @@ impl Gate {
                 if let Some(left_out) = self.refusals.tell(&format!("too many: {limit}")) {
                     tracing::warn!(%client, proxy, path, limit, left_out, "too many wrong passwords or tokens; this \
                          client's were refused without a comparison");
+                }
+            }
+            Refused::NotListed { who, why } => {
+                if let Some(left_out) = self.refusals.tell(&format!("not listed: {who}")) {
+                    tracing::warn!(%client, proxy, who, path, why, left_out, "a look was refused");
                 }
             }
             Refused::Unknown | Refused::OtherHost => {}

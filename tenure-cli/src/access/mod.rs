@@ -26,7 +26,8 @@ pub(crate) use gate::Gate;
 use guesses::{Guesser, Guesses, Met, NotSignedIn};
 use known::Cookies;
 pub(crate) use known::Remember;
-use scope::Scope;
+pub(crate) use scope::Scope;
+use scope::{ACTORS, VIEWERS};
 use tenure::internals::{Serve, duration::written};
 use users::{NoUsers, Users};
 
@@ -69,6 +70,12 @@ pub(crate) enum NotServed {
     )]
     ActorsWithoutUsers,
     #[error(
+        "TENURE_SERVE_VIEWERS lists users by the names that a proxy sends or that TENURE_SERVE_USERS holds, but \
+         neither is set: set TENURE_SERVE_USERS, or TENURE_SERVE_AUTH=proxy and no password or token of the \
+         dashboard's own, or remove TENURE_SERVE_VIEWERS"
+    )]
+    ViewersWithoutUsers,
+    #[error(
         "TENURE_SERVE_USERS is set beside TENURE_SERVE_PASSWORD, TENURE_SERVE_VIEWER_PASSWORD or TENURE_SERVE_AUTH: \
          users sign in by one of these; remove the others"
     )]
@@ -92,24 +99,27 @@ pub(crate) struct Who {
     pub(crate) name: String,
     /// Why this user or program may only look; `None`: it may act.
     pub(crate) only_looks: Option<String>,
-    /// The queues that it may act on.
+    /// The queues that it may act on: it may look at these, too.
     pub(crate) scope: Scope,
+    /// The queues that it may look at.
+    pub(crate) looks: Scope,
     /// The cookie that the browser shall hold from now on.
     pub(crate) remember: Option<Remember>,
 }
 
 impl Who {
     fn person(name: impl Into<String>) -> Self {
-        Self { name: name.into(), only_looks: None, scope: Scope::default(), remember: None }
+        let (scope, looks) = (Scope::default(), Scope::default());
+        Self { name: name.into(), only_looks: None, scope, looks, remember: None }
     }
 
     fn viewer(name: impl Into<String>, why: impl Into<String>) -> Self {
-        Self { name: name.into(), only_looks: Some(why.into()), scope: Scope::default(), remember: None }
+        Self { only_looks: Some(why.into()), ..Self::person(name) }
     }
 }
 
 /// Why a request is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The request has no credentials.
     Unknown,
@@ -120,17 +130,19 @@ pub(crate) enum Refused {
     TooMany(Duration, Met),
     /// The request names another host.
     OtherHost,
+    /// The user is known, and may look at nothing.
+    NotListed { who: String, why: &'static str },
 }
 
 impl Refused {
     /// What to tell the client.
-    pub(crate) fn text(self) -> String {
+    pub(crate) fn text(&self) -> String {
         match self {
             Self::Unknown | Self::Wrong => {
                 "Sign in with the user and password of this dashboard, or send a bearer token.".into()
             }
             Self::TooMany(_, met) => {
-                let whose = if met == Met::OfAll { " of other clients" } else { "" };
+                let whose = if *met == Met::OfAll { " of other clients" } else { "" };
                 let again_in = written(Duration::from_secs(self.wait_s().unwrap_or_default()));
                 format!("Too many wrong passwords or tokens{whose}; try again in {again_in}.")
             }
@@ -138,11 +150,15 @@ impl Refused {
                 "This dashboard has no password, so it answers only to this host's own names, such as localhost."
                     .into()
             }
+            Self::NotListed { who, why } => format!(
+                "{who} may not look: {why}. Ask those who run this dashboard to list you, with the queues that you \
+                 need."
+            ),
         }
     }
 
     /// After how many seconds the client may try again.
-    pub(crate) fn wait_s(self) -> Option<u64> {
+    pub(crate) fn wait_s(&self) -> Option<u64> {
         if let Self::TooMany(wait, _) = self { Some(wait.as_secs() + 1) } else { None }
     }
 }
@@ -171,8 +187,10 @@ pub(crate) struct Access {
     cookies: Option<Cookies>,
     viewer_cookies: Option<Cookies>,
     is_behind_proxy: bool,
-    /// The users behind the proxy who may act; `None`: all of them.
+    /// The users behind the proxy, or of the file, who may act; `None`: all of them.
     actors: Option<BTreeMap<String, Scope>>,
+    /// Those who may look; `None`: all of them.
+    viewers: Option<BTreeMap<String, Scope>>,
     guesses: Guesses,
 }
 
@@ -224,13 +242,21 @@ impl Access {
         if serve.password.is_some() && serve.password == serve.viewer_password {
             return Err(NotServed::SamePassword);
         }
-        if serve.actors.is_some() && !has_users && (asks || !serve.is_behind_proxy) {
+        let has_names = has_users || serve.is_behind_proxy && !asks;
+        if serve.actors.is_some() && !has_names {
             return Err(NotServed::ActorsWithoutUsers);
+        }
+        if serve.viewers.is_some() && !has_names {
+            return Err(NotServed::ViewersWithoutUsers);
         }
         let has_password = serve.password.is_some() || serve.viewer_password.is_some();
         if has_users && (has_password || serve.is_behind_proxy) {
             return Err(NotServed::UsersTwice);
         }
+        let listed = |entries: &Option<Vec<String>>, by| {
+            let entries = entries.as_ref()?;
+            Some(entries.iter().map(|entry| Scope::of(entry, by)).collect())
+        };
         Ok(Self {
             user: serve.user.clone(),
             password: serve.password.as_deref().map(hash),
@@ -241,10 +267,8 @@ impl Access {
             cookies: serve.password.as_deref().map(|password| Cookies::of(&serve.user, password)),
             viewer_cookies: serve.viewer_password.as_deref().map(|password| Cookies::of(VIEWER, password)),
             is_behind_proxy: serve.is_behind_proxy,
-            actors: serve
-                .actors
-                .as_ref()
-                .map(|entries| entries.iter().map(|entry| Scope::of(entry)).collect()),
+            actors: listed(&serve.actors, ACTORS),
+            viewers: listed(&serve.viewers, VIEWERS),
             guesses: Guesses::new(),
         })
     }
@@ -298,7 +322,8 @@ impl Access {
                 let cookies = self.cookies_of(basic.username());
                 let browser = cookies.and_then(|cookies| cookies.browser(&cookie(cookies.name())?));
                 let by = browser.map_or(Guesser::of(client), Guesser::Known);
-                let mut who = self.guesses.limited(by, || self.user(&basic))?;
+                // The password of a user who may not look is no guess.
+                let mut who = self.guesses.limited(by, || self.user(&basic))??;
                 if browser.is_some() {
                     who.remember = None;
                 }
@@ -307,7 +332,7 @@ impl Access {
             return Ok(self.bearer(client, headers, what)?);
         }
         if self.is_behind_proxy {
-            return Ok(self.named_by_proxy(headers));
+            return self.named_by_proxy(headers);
         }
         // Without a password, a DNS name that another site points at this host must not let that site's page in.
         if is_this_host(headers) { Ok(Who::person("this host")) } else { Err(Refused::OtherHost) }
@@ -351,13 +376,13 @@ impl Access {
         self.guesses.limited(by, || right.map(|_| who()))
     }
 
-    /// The user with this name and password.
-    fn user(&self, basic: &Basic) -> Option<Who> {
+    /// The user with this name and password; `Some(Err(_))`: it may look at nothing.
+    fn user(&self, basic: &Basic) -> Option<Result<Who, Refused>> {
         let name = basic.username();
         if let Some(users) = &self.users {
             let is_right = users.is(name, basic.password());
             let remember = users.cookies(name).filter(|_| is_right)?.remember();
-            return Some(Who { remember: Some(remember), ..self.listed(name) });
+            return Some(self.listed(name).map(|who| Who { remember: Some(remember), ..who }));
         }
         // All are compared, even if the first is wrong, so that the time tells nothing.
         let (is_user, is_viewer) = (is(name, Some(&hash(&self.user))), is(name, Some(&hash(VIEWER))));
@@ -367,29 +392,47 @@ impl Access {
         );
         if is_user & acts {
             let remember = self.cookies.as_ref().map(Cookies::remember);
-            return Some(Who { remember, ..Who::person(self.user.clone()) });
+            return Some(Ok(Who { remember, ..Who::person(self.user.clone()) }));
         }
         if (is_user | is_viewer) & looks {
             let why = "TENURE_SERVE_VIEWER_PASSWORD only allows looking. To act, sign in with TENURE_SERVE_PASSWORD.";
             // Guesses at the other user's password must not count for this browser alone.
             let remember = self.viewer_cookies.as_ref().filter(|_| !is_user).map(Cookies::remember);
-            return Some(Who { remember, ..Who::viewer(VIEWER, why) });
+            return Some(Ok(Who { remember, ..Who::viewer(VIEWER, why) }));
         }
         None
     }
 
     /// What a user of this name may do.
-    fn listed(&self, name: &str) -> Who {
+    fn listed(&self, name: &str) -> Result<Who, Refused> {
         let shown: String = name.chars().take(100).collect();
-        let Some(actors) = &self.actors else { return Who::person(shown) };
-        if let Some(scope) = actors.get(name) {
-            return Who { scope: scope.clone(), ..Who::person(shown) };
-        }
-        let why = format!("{shown} may only look. TENURE_SERVE_ACTORS lists the users who may act.");
-        Who::viewer(shown, why)
+        let acts = self.actors.as_ref().map(|actors| actors.get(name));
+        let looks = self.looks(name, acts.flatten()).ok_or_else(|| Refused::NotListed {
+            who: shown.clone(),
+            why: "TENURE_SERVE_VIEWERS lists the users who may look",
+        })?;
+        let who = match acts {
+            // No user acts on what it may not see.
+            None => Who { scope: looks.clone(), ..Who::person(shown) },
+            Some(Some(scope)) => Who { scope: scope.clone(), ..Who::person(shown) },
+            Some(None) => {
+                let why = format!("{shown} may only look. TENURE_SERVE_ACTORS lists the users who may act.");
+                Who::viewer(shown, why)
+            }
+        };
+        Ok(Who { looks, ..who })
     }
 
-    fn named_by_proxy(&self, headers: &HeaderMap) -> Who {
+    /// The queues that a user of this name may look at; `acts`: those that it may act on. `None`: it may look at none.
+    fn looks(&self, name: &str, acts: Option<&Scope>) -> Option<Scope> {
+        let Some(viewers) = &self.viewers else { return Some(Scope::default()) };
+        match (viewers.get(name), acts) {
+            (Some(looks), Some(acts)) => Some(looks.and(acts)),
+            (looks, acts) => looks.or(acts).cloned(),
+        }
+    }
+
+    fn named_by_proxy(&self, headers: &HeaderMap) -> Result<Who, Refused> {
         let names: Vec<_> = NAMED_BY_PROXIES
             .iter()
             .flat_map(|name| headers.get_all(*name))
@@ -398,18 +441,23 @@ impl Access {
             .collect();
         let first = names.iter().copied().flatten().next();
         let name: String = first.unwrap_or("behind the proxy").chars().take(100).collect();
-        if self.actors.is_none() {
-            return Who::person(name);
+        if self.actors.is_none() && self.viewers.is_none() {
+            return Ok(Who::person(name));
         }
         // A proxy that lets its users' own headers through names two users, one of them invented.
-        if names.iter().any(|other| *other != first) {
-            return Who::viewer(name, "the proxy sends more than one user name, so this one may be forged.");
+        let is_forged = names.iter().any(|other| *other != first);
+        let why = match first {
+            _ if is_forged => "the proxy sends more than one user name, so this one may be forged",
+            Some(first) => return self.listed(first),
+            None if self.viewers.is_some() => {
+                "the proxy sends no user name, and TENURE_SERVE_VIEWERS lists the users who may look"
+            }
+            None => "the proxy sends no user name, and TENURE_SERVE_ACTORS lists the users who may act",
+        };
+        if self.viewers.is_some() {
+            return Err(Refused::NotListed { who: name, why });
         }
-        if let Some(first) = first {
-            return self.listed(first);
-        }
-        let why = "the proxy sends no user name, and TENURE_SERVE_ACTORS lists the users who may act.";
-        Who::viewer(name, why)
+        Ok(Who::viewer(name, format!("{why}.")))
     }
 }
 
@@ -624,6 +672,62 @@ mod tests {
         ] {
             assert_eq!(who(&listed, of).unwrap().only_looks.is_none(), acts, "{of:?}");
             assert_eq!(who(&open, of).unwrap().only_looks, None, "{of:?}");
+        }
+    }
+
+    #[test]
+    fn of_a_proxys_users_those_listed_may_look_and_so_may_those_who_act() {
+        let listed = |text: &str| Some(text.split(',').map(str::to_owned).collect());
+        let of = |viewers, actors: Option<&str>| {
+            let (viewers, actors) = (listed(viewers), actors.and_then(listed));
+            access(Serve { is_behind_proxy: true, viewers, actors, ..Serve::default() })
+        };
+        let queues =
+            |scope: &Scope| scope.queues().map(|all| all.iter().cloned().collect::<Vec<_>>().join("+"));
+        let all = || (None, None);
+        let own = |looks: &str, acts: &str| (Some(looks.to_owned()), Some(acts.to_owned()));
+        for (actors, user, expected) in [
+            // Without a list of actors, a user acts on what it sees.
+            (None, "ada", Some((all(), true))),
+            (None, "grace", Some((own("billing+mail", "billing+mail"), true))),
+            (None, "eve", None),
+            (None, "Ada", None),
+            // With one, its queues are seen, too.
+            (Some("grace=chat,bob=mail,ken"), "grace", Some((own("billing+chat+mail", "chat"), true))),
+            (Some("grace=chat,bob=mail,ken"), "bob", Some((own("mail", "mail"), true))),
+            (Some("grace=chat,bob=mail,ken"), "ken", Some((all(), true))),
+            (Some("grace=chat,bob=mail,ken"), "ada", Some((all(), false))),
+            (Some("grace"), "grace", Some((all(), true))),
+            (Some("ken"), "eve", None),
+        ] {
+            let access = of("ada,grace=mail+billing", actors);
+            let who = who(&access, &[("x-forwarded-user", user)]).ok();
+            let is = who.map(|who| ((queues(&who.looks), queues(&who.scope)), who.only_looks.is_none()));
+            assert_eq!(is, expected, "{actors:?} {user}");
+        }
+        let access = of("ada", None);
+        for (sent, why) in [
+            (&[("x-forwarded-user", "eve")][..], "eve may not look: TENURE_SERVE_VIEWERS lists"),
+            (&[("x-forwarded-user", "ada"), ("remote-user", "eve")], "may be forged"),
+            (&[], "the proxy sends no user name, and TENURE_SERVE_VIEWERS"),
+        ] {
+            let refused = who(&access, sent).unwrap_err();
+            assert!(matches!(refused, Refused::NotListed { .. }), "{refused:?}");
+            assert!(refused.text().contains(why), "{}", refused.text());
+        }
+        let viewers = listed("ada");
+        for wrong in [
+            Serve { viewers: viewers.clone(), ..Serve::default() },
+            Serve { viewers: viewers.clone(), password: Some("open sesame".into()), ..Serve::default() },
+            Serve {
+                viewers,
+                is_behind_proxy: true,
+                token: Some("a-token-of-mine".into()),
+                ..Serve::default()
+            },
+        ] {
+            let refused = Access::new(&wrong, ([127, 0, 0, 1], 9090).into()).unwrap_err();
+            assert!(matches!(refused, NotServed::ViewersWithoutUsers), "{refused}");
         }
     }
 

@@ -63,6 +63,7 @@ impl Failure {
             Refused::Unknown | Refused::Wrong => (StatusCode::UNAUTHORIZED, "unauthenticated"),
             Refused::TooMany(..) => (StatusCode::TOO_MANY_REQUESTS, "too_many_guesses"),
             Refused::OtherHost => (StatusCode::FORBIDDEN, "other_host"),
+            Refused::NotListed { .. } => (StatusCode::FORBIDDEN, "may_not_look"),
         };
         let challenge = (status == StatusCode::UNAUTHORIZED).then_some(challenge);
         Self { retry_after: why.wait_s(), challenge, ..Self::new(status, code, why.text()) }

@@ -3,6 +3,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
+    Extension,
     extract::{RawQuery, State},
     http::{HeaderMap, HeaderValue, StatusCode},
     response::{
@@ -18,7 +19,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Api, Failure, Id, failure::MOMENT_S, jobs, jobs::shown, query::Query};
-use crate::access::digest;
+use crate::access::{Who, digest};
 use tenure::{
     JobId, Tenure,
     jobs::WaitError,
@@ -57,6 +58,7 @@ fn ending() -> Failure {
 /// Answers once the job has ended (200), or with the job as it is when the time is over (202).
 pub(super) async fn wait(
     State(api): State<Arc<Api>>,
+    Extension(who): Extension<Who>,
     Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
@@ -68,7 +70,7 @@ pub(super) async fn wait(
     let within = within.unwrap_or(WAIT);
     let _place = place(&api)?;
     let waits = api.read(|api| async move {
-        let (tenure, job) = api.tenures.find(id).await?;
+        let (tenure, job) = api.tenures.find(id, &who.looks).await?;
         if job.status.is_finished() { Ok(job) } else { ended(tenure, id, within).await }
     });
     let job = tokio::select! {
@@ -93,6 +95,7 @@ async fn ended(tenure: &Tenure, id: JobId, within: Duration) -> Result<JobRow, F
 /// Sends the job's changes until it has ended.
 pub(super) async fn watch(
     State(api): State<Arc<Api>>,
+    Extension(who): Extension<Who>,
     Id(id): Id,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
@@ -101,7 +104,7 @@ pub(super) async fn watch(
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
     let place = place(&api)?;
     let read = |api: Arc<Api>| async move {
-        let (tenure, job) = api.tenures.find(id).await?;
+        let (tenure, job) = api.tenures.find(id, &who.looks).await?;
         Ok((job, tenure.clone()))
     };
     let (job, tenure) = api.read(read).await?;

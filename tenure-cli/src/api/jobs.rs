@@ -57,12 +57,13 @@ pub(super) fn cut(error: &mut Option<String>) {
 
 pub(super) async fn show(
     State(api): State<Arc<Api>>,
+    Extension(who): Extension<Who>,
     Id(id): Id,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
     let read = |api: Arc<Api>| async move {
-        let (tenure, job) = api.tenures.find(id).await?;
+        let (tenure, job) = api.tenures.find(id, &who.looks).await?;
         let held = Held::read(tenure, &job, Utc::now(), seconds).await?;
         Ok((job, held))
     };

@@ -1,14 +1,16 @@
 //! List: the jobs that match, newest first, with the filters of `tenure jobs list`.
 
-use std::{sync::Arc, time::Duration};
+use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use axum::{
+    Extension,
     extract::{RawQuery, State},
     http::{HeaderValue, StatusCode, header},
     response::Response,
 };
 
-use super::{Api, Failure, jobs::hidden, json, query::Query};
+use super::{Api, Failure, jobs::hidden, json, query::Query, tenures::check_look};
+use crate::access::Who;
 use tenure::{
     JobId, Status,
     internals::duration::written,
@@ -40,10 +42,11 @@ const LIMIT_MAX: u32 = 200;
 
 pub(super) async fn list(
     State(api): State<Arc<Api>>,
+    Extension(who): Extension<Who>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     let query = Query::read(query.as_deref(), &PARAMETERS)?;
-    let filter = filter(&query)?;
+    let filters = seen(filter(&query)?, query.get("queue"), &who)?;
     let limit = query.parsed("limit", "a number from 1 to 200", |text| {
         text.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit))
     })?;
@@ -53,7 +56,14 @@ pub(super) async fn list(
     let cell = query.get("cell").map(str::to_owned);
     let read = |api: Arc<Api>| async move {
         let _one = api.listed.acquire().await;
-        let mut jobs = api.tenures.list(&filter, limit, has_payloads, cell.as_deref()).await?;
+        let mut jobs = Vec::new();
+        for filter in &filters {
+            jobs.extend(api.tenures.list(filter, limit, has_payloads, cell.as_deref()).await?);
+        }
+        if filters.len() > 1 {
+            jobs.sort_unstable_by_key(|job| Reverse(job.id));
+            jobs.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        }
         if !api.shows_payloads {
             jobs = jobs.into_iter().map(hidden).collect();
         }
@@ -68,6 +78,15 @@ pub(super) async fn list(
         }
     }
     Ok(response)
+}
+
+/// The lists that answer a user: one, or without a queue one of each queue that the user may look at.
+fn seen(filter: JobFilter, queue: Option<&str>, who: &Who) -> Result<Vec<JobFilter>, Failure> {
+    match (who.looks.queues(), queue) {
+        (None, _) => Ok(vec![filter]),
+        (Some(_), Some(queue)) => check_look(who, queue).map(|()| vec![filter]),
+        (Some(queues), None) => Ok(queues.iter().map(|queue| filter.clone().queue(queue)).collect()),
+    }
 }
 
 /// Checks a name. `?` stands for one that a refused message's subject lacked.

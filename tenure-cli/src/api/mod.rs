@@ -98,6 +98,18 @@ fn routes() -> [(Method, &'static str, MethodRouter<Arc<Api>>); 8] {
     ]
 }
 
+/// The routes that answer a user of some queues: they leave out, or refuse, what is of another queue. A route that is
+/// not listed is for users of all, also one that is added later.
+const OF_SOME_QUEUES: [&str; 7] = [
+    "/v1/openapi.json",
+    "/v1/jobs",
+    "/v1/jobs/{id}",
+    "/v1/jobs/{id}/cancel",
+    "/v1/jobs/{id}/retry",
+    "/v1/jobs/{id}/wait",
+    "/v1/jobs/{id}/watch",
+];
+
 /// The routes of the API, and what ends its long requests. `cells`: the parts are its cells. While the API is off, each
 /// of its addresses says so.
 pub(crate) fn router(parts: Vec<Part>, cells: Option<Cells>, gate: Arc<Gate>) -> (Router, Closing) {
@@ -120,6 +132,8 @@ pub(crate) fn router(parts: Vec<Part>, cells: Option<Cells>, gate: Arc<Gate>) ->
     });
     let mut router = Router::new();
     for (_, path, method) in routes() {
+        let of_all = !OF_SOME_QUEUES.contains(&path);
+        let method = if of_all { method.layer(middleware::from_fn(check_all)) } else { method };
         router = router.route(&format!("{above}{path}"), method);
     }
     router = router
@@ -153,6 +167,16 @@ async fn check(
     }
     request.extensions_mut().insert(who);
     next.run(request).await
+}
+
+/// Refuses what shows all queues to users of some.
+async fn check_all(Extension(who): Extension<Who>, request: Request, next: Next) -> Response {
+    if who.looks.is_all() {
+        return next.run(request).await;
+    }
+    let (path, why) = (request.uri().path(), who.looks.unseen("and this shows others, too"));
+    tracing::warn!(who = who.name, path, why, "a look was refused");
+    Failure::new(StatusCode::FORBIDDEN, "other_queue", why).into_response()
 }
 
 /// Passes a request that acts on if its sender may act, and no page of another site has made a browser send it.

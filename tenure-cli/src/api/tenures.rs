@@ -10,7 +10,7 @@ use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
 use tokio::time::timeout;
 
 use super::Failure;
-use crate::access::Who;
+use crate::access::{Scope, Who};
 use tenure::{
     Enqueued, Health, JobId, JobRequest, StoreError, Tenure,
     cells::Cells,
@@ -54,6 +54,16 @@ pub(super) fn check(who: &Who, queue: &str) -> Result<(), Failure> {
         .map_err(|why| Failure::new(StatusCode::FORBIDDEN, "other_queue", why))
 }
 
+/// Refuses a look at a queue that is not among those of the user.
+pub(super) fn check_look(who: &Who, queue: &str) -> Result<(), Failure> {
+    if who.looks.has(queue) {
+        return Ok(());
+    }
+    let why = who.looks.unseen(&format!("not at {queue}"));
+    tracing::warn!(who = who.name, queue, why, "a look was refused");
+    Err(Failure::new(StatusCode::FORBIDDEN, "other_queue", why))
+}
+
 /// The only tenure, or those of all cells.
 #[derive(Debug)]
 pub(super) struct Tenures {
@@ -82,18 +92,19 @@ impl Tenures {
         only.enqueue(request).await.map_err(|error| Failure::of_enqueue(error, has_key))
     }
 
-    /// Returns a job, and the tenure that has it.
-    pub(super) async fn find(&self, id: JobId) -> Result<(&Tenure, JobRow), Failure> {
+    /// Returns a job, and the tenure that has it. A job of a queue that the user may not look at does not exist.
+    pub(super) async fn find(&self, id: JobId, looks: &Scope) -> Result<(&Tenure, JobRow), Failure> {
+        let is_seen = |job: &JobRow| looks.has(&job.queue);
         if let Some(only) = self.only() {
-            return Ok((only, only.job(id).await?.ok_or_else(|| Failure::no_job(id))?));
+            return Ok((only, only.job(id).await?.filter(is_seen).ok_or_else(|| Failure::no_job(id))?));
         }
         let asked = self.parts.iter().map(async |part| (part, part.ask(part.tenure.job(id)).await));
         let mut asked: FuturesUnordered<_> = asked.collect();
         let mut silent = Vec::new();
         while let Some((part, answer)) = asked.next().await {
             match answer {
-                Ok(Some(job)) => return Ok((&part.tenure, job)),
-                Ok(None) => {}
+                Ok(Some(job)) if is_seen(&job) => return Ok((&part.tenure, job)),
+                Ok(_) => {}
                 Err(why) => silent.push(format!("{} ({why})", part.cell())),
             }
         }
@@ -106,22 +117,15 @@ impl Tenures {
         Err(Failure::unavailable(message))
     }
 
-    /// Returns the tenure that has a job. Does not ask if there is only one.
-    /// Returns the tenure of a job that a user wants to act on.
+    /// Returns the tenure of a job that a user wants to act on. Does not ask if there is only one, and the user may act
+    /// on every job.
     pub(super) async fn acted_on(&self, id: JobId, who: &Who) -> Result<&Tenure, Failure> {
-        if who.scope.is_all() {
-            return self.of_job(id).await;
+        if let Some(only) = self.only().filter(|_| who.scope.is_all()) {
+            return Ok(only);
         }
-        let (tenure, job) = self.find(id).await?;
+        let (tenure, job) = self.find(id, &who.looks).await?;
         check(who, &job.queue)?;
         Ok(tenure)
-    }
-
-    pub(super) async fn of_job(&self, id: JobId) -> Result<&Tenure, Failure> {
-        match self.only() {
-            Some(only) => Ok(only),
-            None => Ok(self.find(id).await?.0),
-        }
     }
 
     /// Returns at most `limit` jobs, newest first: of all cells, or of the one with this name.

@@ -21,6 +21,7 @@ use super::{
     shared::{Age, Shared},
     show,
 };
+use crate::access::Scope;
 use tenure::{
     Health, JobId, StoreError,
     internals::{Fleet, Parts as _, QueueStats, duration::written},
@@ -74,13 +75,16 @@ impl Cell {
         }))
     }
 
-    /// Asks whether it has a job.
-    fn has(&self, job: JobId) -> BoxFuture<'_, Answer<bool>> {
+    /// Asks whether it has a job, in one of these queues.
+    fn has<'c>(&'c self, job: JobId, looks: &'c Scope) -> BoxFuture<'c, Answer<bool>> {
         let store = self.view.tenure.store();
         Box::pin(self.ask(async move {
-            // A refused message has an ID, too, and a page.
-            let has = store.show_job(job).await?.is_some() || store.dead_letter(job).await?.is_some();
-            Ok::<_, StoreError>(has)
+            let queue = match store.show_job(job).await? {
+                Some(job) => Some(job.queue),
+                // A refused message has an ID, too, and a page.
+                None => store.dead_letter(job).await?.map(|letter| letter.queue),
+            };
+            Ok::<_, StoreError>(queue.is_some_and(|queue| looks.has(&queue)))
         }))
     }
 }
@@ -120,7 +124,7 @@ async fn base_of_job(view: &View, id: &str) -> Result<String, Failure> {
     let Ok(job) = id.parse::<JobId>() else {
         return Err(Failure::NotFound("No cell has this job: its ID is not valid.".into()));
     };
-    let asked: Vec<_> = view.cells.iter().map(|cell| cell.has(job)).collect();
+    let asked: Vec<_> = view.cells.iter().map(|cell| cell.has(job, &view.looks)).collect();
     let answers = join_all(asked).await;
     let mut silent = Vec::new();
     for (cell, answer) in view.cells.iter().zip(answers) {
@@ -185,8 +189,9 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let mut live = Regions::default();
     let body = html! {
         (live.put("head", head(&cells)))
-        (live.put("cells", table(&cells)))
-        (live.put("queues", queues(&cells)))
+        // It counts the jobs of all queues.
+        @if view.looks.is_all() { (live.put("cells", table(&cells))) }
+        (live.put("queues", queues(view, &cells)))
     };
     Ok(live.page("Cells", "cells", body))
 }
@@ -279,11 +284,12 @@ impl Queue<'_> {
     }
 }
 
-fn queues(cells: &[Counts<'_>]) -> Markup {
+fn queues(view: &View, cells: &[Counts<'_>]) -> Markup {
     let mut all = Vec::new();
     for (cell, answer) in cells {
         let Ok(fleet) = answer else { continue };
-        all.extend(fleet.queues.iter().map(move |of| Queue { cell, fleet, of }));
+        let seen = fleet.queues.iter().filter(|of| view.looks.has(&of.queue));
+        all.extend(seen.map(move |of| Queue { cell, fleet, of }));
     }
     all.sort_by(|a, b| (&a.of.queue, a.cell.name()).cmp(&(&b.of.queue, b.cell.name())));
     // The cell that a queue has left still knows its name: it is of no interest once its jobs are gone, too.
@@ -296,7 +302,7 @@ fn queues(cells: &[Counts<'_>]) -> Markup {
         .collect();
     html! {
         section.panel #queues {
-            header { h2 { "Queues" } p { "of all cells" } }
+            header { h2 { "Queues" } p { @if view.looks.is_all() { "of all cells" } @else { "that you may look at" } } }
             @if shown.is_empty() {
                 div.empty { strong { "No queues yet" } p { "A queue appears with its first job." } }
             } @else {

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{
     Ask, Failure, View,
     actions::{all_shown, dead_filter},
+    look,
     page::{self, Page, Regions, job_link, number, stamped, telling},
     redrives,
 };
@@ -190,8 +191,7 @@ fn filters(view: &View, ask: &Ask) -> Markup {
         form.filters method="get" action={ (view.base) "/dead" } role="search" {
             input #search type="search" name="error" value=[value("error")]
                 placeholder="Search: text in the error" aria-label="Search";
-            input type="text" name="queue" value=[value("queue")] placeholder="every queue"
-                aria-label="Queue" size="14";
+            (look::queue_field(view, value("queue")))
             input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
             input type="text" name="category" value=[value("category")] placeholder="every category"
                 aria-label="Category" size="14";

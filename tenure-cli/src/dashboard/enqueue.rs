@@ -122,7 +122,7 @@ async fn of_job(view: &View, id: &str) -> Result<Fields, Failure> {
     let most = view.tenure.config().payload_bytes_max;
     let characters = i32::try_from(most).map_or(i32::MAX, |most| most.saturating_add(1));
     let (job, texts) = tokio::try_join!(store.show_job(id), store.job_texts(id, characters))?;
-    let job = job.ok_or_else(gone)?;
+    let job = job.filter(|job| view.looks.has(&job.queue)).ok_or_else(gone)?;
     let payload = texts.and_then(|texts| texts.payload).filter(|_| view.shows_payloads);
     // Half a payload would be a wrong one.
     let is_whole = |text: &String| text.len() <= most;

@@ -161,6 +161,15 @@ pub(super) async fn page(view: &View, _: &Ask, id: &str) -> Result<Page, Failure
         || Failure::NotFound("This job is in no group: it waits for no job, and none waits for it.".into());
     let id: JobId = id.parse().map_err(|_| none())?;
     let group = group_view(&view.tenure, id, EDGES_MAX).await?.ok_or_else(none)?;
+    let is_seen = |job: &GroupJob| view.looks.has(&job.queue);
+    if !view.looks.is_all() && !group.jobs.iter().any(|job| job.id == id && is_seen(job)) {
+        return Err(none());
+    }
+    // A job that is gone has no queue: it may have been of another.
+    if !group.jobs.iter().all(is_seen) {
+        let what = "and this group has jobs of other queues, or jobs that are gone";
+        return Err(Failure::Unseen(view.looks.unseen(what)));
+    }
     let ended = group.jobs.iter().filter(|job| job.has_ended()).count();
     let drawing = Drawing::of(&group);
     let mut live = Regions::default();

@@ -32,14 +32,16 @@ const TEXT_MAX: i32 = 100_000;
 /// The most attempts and events to show, the latest ones. A job that polls has thousands.
 const LATEST: i64 = 100;
 
+/// There is no such job, or it is in a queue that the user may not look at: both look the same.
+fn gone() -> Failure {
+    Failure::NotFound(
+        "This job does not exist. It never did, or retention removed it after it finished, or it completed and its \
+         kind keeps no history."
+            .into(),
+    )
+}
+
 pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failure> {
-    let gone = || {
-        Failure::NotFound(
-            "This job does not exist. It never did, or retention removed it after it finished, or it completed and its \
-             kind keeps no history."
-                .into(),
-        )
-    };
     let id: JobId = id.parse().map_err(|_| gone())?;
     let store = view.tenure.store();
     let filter = EventFilter { job: Some(id), ..EventFilter::default() };
@@ -55,10 +57,13 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     // The job may have moved between two statements.
     let (Some(job), Some(texts)) = (job, texts) else {
         return match store.dead_letter(id).await? {
-            Some(letter) => Ok(refused(view, ask, &letter)),
-            None => Err(gone()),
+            Some(letter) if view.looks.has(&letter.queue) => Ok(refused(view, ask, &letter)),
+            _ => Err(gone()),
         };
     };
+    if !view.looks.has(&job.queue) {
+        return Err(gone());
+    }
     let letter = match job.status {
         Status::Failed => store.dead_letter(id).await?,
         _ => None,
@@ -417,13 +422,19 @@ fn history(view: &View, entries: &[Entry]) -> Markup {
 }
 
 fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
+    // A list for users of some queues is one of a queue.
+    let queue = (!view.looks.is_all()).then_some(job.queue.as_str());
+    let list_of = |name: &str, value: &str| {
+        let of_queue = Params::read(Params::default().with("queue", queue).as_bytes());
+        of_queue.with(name, Some(value))
+    };
     html! {
         section.panel #job-facts {
             header { h2 { "Facts" } }
             div.body {
                 dl.facts {
                     dt { "Queue" } dd { (page::queue_link(view, &job.queue)) }
-                    dt { "Kind" } dd { a href={ (view.base) "/jobs?kind=" (job.kind) } { (job.kind) } }
+                    dt { "Kind" } dd { a href={ (view.base) "/jobs?" (list_of("kind", &job.kind)) } { (job.kind) } }
                     dt { "Status" } dd { (word(job)) }
                     dt { "Attempt" } dd { (job.attempt) " of " (job.max_attempts) }
                     @if let Some(lane) = &job.lane {
@@ -436,7 +447,7 @@ fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
                         dt { "Tags" }
                         dd.tags {
                             @for tag in &job.tags {
-                                a href={ (view.base) "/jobs?" (Params::default().with("tag", Some(tag))) } {
+                                a href={ (view.base) "/jobs?" (list_of("tag", tag)) } {
                                     bdi { (tag) }
                                 }
                                 " "

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::{
     Ask, Failure, View,
     clock::now,
+    look,
     page::{self, Page, Regions, job_link, number, owner, seconds_between, stamped},
     params::Params,
     selections::JOBS_MAX,
@@ -42,7 +43,10 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let id = ask.query.get("q").and_then(|text| text.trim().parse::<JobId>().ok());
     let listed = async {
         match id {
-            Some(id) => Ok(store.show_job(id).await?.map(found).into_iter().collect::<Vec<_>>()),
+            Some(id) => {
+                let job = store.show_job(id).await?.filter(|job| view.looks.has(&job.queue));
+                Ok(job.map(found).into_iter().collect::<Vec<_>>())
+            }
             None => store.listed_jobs(&filter, ON_A_PAGE + 1).await,
         }
     };
@@ -337,8 +341,7 @@ fn filters(view: &View, ask: &Ask) -> Markup {
         form.filters method="get" action={ (view.base) "/jobs" } role="search" {
             input #search type="search" name="q" value=[value("q")] placeholder={ "Search: " (about) }
                 aria-label="Search";
-            input type="text" name="queue" value=[value("queue")] placeholder="every queue"
-                aria-label="Queue" size="14";
+            (look::queue_field(view, value("queue")))
             input type="text" name="kind" value=[value("kind")] placeholder="every kind" aria-label="Kind" size="14";
             input type="text" name="tag" value=[value("tag")] placeholder="every tag" aria-label="Tags" size="14";
             select name="since" aria-label="Created" data-submit {

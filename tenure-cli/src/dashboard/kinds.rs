@@ -91,7 +91,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                     div.empty { strong { "No jobs yet" } p { "A kind appears with its first job." } }
                 } @else {
                     (table(view, &rows, range, true))
-                    (figures.about(range))
+                    (figures.about(range, None))
                 }
                 (figures.submitted(None))
             }
@@ -181,11 +181,12 @@ impl Figures {
         }
     }
 
-    /// What the figures of finished jobs were computed from.
-    pub(super) fn about(&self, range: &Range) -> Markup {
-        let read = self.finished.iter().map(|of| of.read).sum::<i64>();
-        let jobs = self.finished.iter().map(|of| of.jobs).sum::<i64>();
-        let is_whole = self.finished.iter().all(|of| of.is_whole);
+    /// What the figures of finished jobs were computed from, of all queues or of one.
+    pub(super) fn about(&self, range: &Range, only: Option<&str>) -> Markup {
+        let of = || self.finished.iter().filter(|of| only.is_none_or(|only| only == of.queue));
+        let read = of().map(|of| of.read).sum::<i64>();
+        let jobs = of().map(|of| of.jobs).sum::<i64>();
+        let is_whole = of().all(|of| of.is_whole);
         html! {
             p.foot {
                 @if is_whole {

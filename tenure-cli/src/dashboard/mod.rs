@@ -21,6 +21,7 @@ mod jobs;
 mod kinds;
 mod lanes;
 mod live;
+mod look;
 mod notices;
 mod overview;
 mod page;
@@ -69,7 +70,7 @@ pub(crate) use schedule::{UNSERVED, state as schedule_state};
 use selections::Selections;
 use shared::Shared;
 
-use crate::access::{self, For, Gate, Refused, Remember, Who};
+use crate::access::{self, For, Gate, Refused, Remember, Scope, Who};
 use tenure::{
     Health, StoreError, Tenure,
     internals::{Parts as _, chained, duration::written},
@@ -163,6 +164,8 @@ struct View {
     cells: Arc<[Cell]>,
     has_actions: bool,
     shows_payloads: bool,
+    /// The queues that its user may look at.
+    looks: Scope,
     /// The address of a trace, with `{trace_id}` for its ID.
     trace_url: Option<String>,
     /// The runtime of the connections, which renders every page.
@@ -174,6 +177,14 @@ struct View {
 impl View {
     fn shows_all_cells(&self) -> bool {
         !self.cells.is_empty()
+    }
+
+    /// The same pages, as this user sees them.
+    fn seen_by(self: &Arc<Self>, who: &Who) -> Arc<Self> {
+        if who.looks.is_all() {
+            return self.clone();
+        }
+        Arc::new(Self { looks: who.looks.clone(), ..Self::clone(self) })
     }
 }
 
@@ -213,6 +224,8 @@ enum Failure {
     NotFound(String),
     Bad(String),
     Refused(String),
+    /// The user may look at some queues, and this shows another.
+    Unseen(String),
     /// Postgres did not answer an action; the text says what is known, and what to do.
     Unanswered(String),
     Store(StoreError),
@@ -239,9 +252,11 @@ fn unwritten(error: &StoreError, done: &str) -> String {
 impl Failure {
     fn text(&self) -> String {
         match self {
-            Self::NotFound(text) | Self::Bad(text) | Self::Refused(text) | Self::Unanswered(text) => {
-                text.clone()
-            }
+            Self::NotFound(text)
+            | Self::Bad(text)
+            | Self::Refused(text)
+            | Self::Unseen(text)
+            | Self::Unanswered(text) => text.clone(),
             Self::Store(error) if error.is_unavailable() => {
                 let why = cause(error);
                 format!(
@@ -263,7 +278,7 @@ impl Failure {
         match self {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Bad(_) => StatusCode::BAD_REQUEST,
-            Self::Refused(_) => StatusCode::FORBIDDEN,
+            Self::Refused(_) | Self::Unseen(_) => StatusCode::FORBIDDEN,
             Self::Store(error) if error.is_unavailable() => StatusCode::SERVICE_UNAVAILABLE,
             // `tenure migrate` ends this as a restart of Postgres ends an outage.
             Self::Store(StoreError::NotMigrated(_)) | Self::Unanswered(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -301,6 +316,7 @@ pub(crate) fn router(served: &[Served], gate: Arc<Gate>, metrics: MethodRouter) 
             cells: Arc::default(),
             has_actions: false,
             shows_payloads: serve.shows_payloads,
+            looks: Scope::default(),
             trace_url: serve.trace_url.clone(),
             main: Handle::current(),
             streams: streams.clone(),
@@ -317,7 +333,7 @@ pub(crate) fn router(served: &[Served], gate: Arc<Gate>, metrics: MethodRouter) 
     Router::new()
         .fallback(answer)
         .with_state(door.clone())
-        .route("/metrics", metrics)
+        .route("/metrics", metrics.layer(middleware::from_fn(look::all_queues)))
         .layer(middleware::from_fn_with_state(door, check))
         .layer(middleware::map_response(guarded))
 }
@@ -374,7 +390,7 @@ impl Door {
                 }
                 response
             }
-            Refused::OtherHost => (StatusCode::FORBIDDEN, text).into_response(),
+            Refused::OtherHost | Refused::NotListed { .. } => (StatusCode::FORBIDDEN, text).into_response(),
         }
     }
 }
@@ -414,7 +430,8 @@ async fn answer(
 ) -> Response {
     let found = door.rooms.iter().find_map(|room| Some((room, room.rest(uri.path())?)));
     let Some((room, path)) = found else { return StatusCode::NOT_FOUND.into_response() };
-    let view = Arc::clone(if who.only_looks.is_none() { &room.actors } else { &room.viewers });
+    let actors = room.actors.seen_by(&who);
+    let view = if who.only_looks.is_none() { actors.clone() } else { room.viewers.seen_by(&who) };
     let path: Vec<_> = path.split('/').filter(|part| !part.is_empty()).map(params::decoded).collect();
     if let [folder, name] = &path[..]
         && folder == "assets"
@@ -431,6 +448,11 @@ async fn answer(
         said: None,
         is_live: false,
     };
+    if matches!(method, Method::GET | Method::HEAD)
+        && let Some(turned_away) = look::turned_away(&view, &ask, &who)
+    {
+        return turned_away;
+    }
     if view.shows_all_cells() {
         return cells::answer(view, ask, method, jar).await;
     }
@@ -449,7 +471,7 @@ async fn answer(
     match method {
         Method::GET | Method::HEAD => show(view, ask, jar).await,
         Method::POST => match received(&view, &ask, body).await {
-            Ok(form) => act(&room.actors, ask, &who, &headers, jar, &form).await,
+            Ok(form) => act(&actors, ask, &who, &headers, jar, &form).await,
             Err(failure) => failed(&view, &ask, &failure),
         },
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
@@ -631,6 +653,8 @@ fn failed(view: &View, ask: &Ask, failure: &Failure) -> Response {
 
 /// Reads and renders the requested page, by the database's clock.
 async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
+    // Not only where a request comes in: a form is shown again, and a page that is followed is read again.
+    look::check(view, ask)?;
     if view.shows_all_cells() {
         return cells::page(view, ask).await;
     }

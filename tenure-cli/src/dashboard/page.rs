@@ -3,7 +3,7 @@
 use chrono::{DateTime, Datelike as _, Utc};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{Ask, EDITION, Failure, View, clock::now, params::encoded};
+use super::{Ask, EDITION, Failure, View, clock::now, look, params::encoded};
 use tenure::{
     JobId, StoreError,
     internals::{Event, duration::coarse},
@@ -97,7 +97,8 @@ pub(super) fn notice(text: Option<&str>) -> Region {
     Region { id: "notice", markup }
 }
 
-const PAGES: [(&str, &str, &str, &str); 9] = [
+/// The pages of the navigation: key, name, address, label.
+pub(super) const PAGES: [(&str, &str, &str, &str); 9] = [
     ("o", "overview", "/", "Overview"),
     ("j", "jobs", "/jobs", "Jobs"),
     ("q", "queues", "/queues", "Queues"),
@@ -162,6 +163,7 @@ pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
         Failure::Refused(_) if ask.only_looks.is_some() => "You may only look",
         Failure::Refused(_) if !view.has_actions => "This dashboard is read-only",
         Failure::Refused(_) => "Refused",
+        Failure::Unseen(_) => "You may not look here",
         Failure::Unanswered(_) => "Postgres is unavailable",
         Failure::Store(error) if error.is_unavailable() => "Postgres is unavailable",
         Failure::Store(StoreError::NotMigrated(_)) => "The schema is missing or too old",
@@ -170,8 +172,11 @@ pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
     };
     let of = ask.path.first().map_or("overview", String::as_str);
     let of = PAGES.iter().find(|(_, name, ..)| *name == of).map_or("overview", |(_, name, ..)| name);
-    let (of, back) =
-        if view.shows_all_cells() { ("cells", "Back to all cells") } else { (of, "Back to the overview") };
+    let (of, back) = match () {
+        () if view.shows_all_cells() => ("cells", "Back to all cells"),
+        () if !view.looks.is_all() => (of, "Back to your queues"),
+        () => (of, "Back to the overview"),
+    };
     let body = html! {
         div.lonely {
             p.code { (status.as_u16()) }
@@ -185,10 +190,10 @@ pub(super) fn failed(view: &View, ask: &Ask, failure: &Failure) -> String {
 
 fn document((view, ask): (&View, &Ask), title: &str, of: &str, live: Option<&str>, body: &Markup) -> String {
     let asset = |name: &str| format!("{}/assets/{name}?{}", view.base, *EDITION);
-    // The page of all cells has a navigation of its own.
     let all = view.shows_all_cells();
-    let pages = PAGES.into_iter().filter(|_| !all);
-    let keys = KEYS.into_iter().filter(|(keys, _)| !all || keys.first() != Some(&"g"));
+    let pages: Vec<_> = look::pages(view).collect();
+    let leads = |keys: &[&str]| pages.iter().any(|(key, ..)| keys.last() == Some(key));
+    let keys = KEYS.into_iter().filter(|(keys, _)| keys.first() != Some(&"g") || leads(keys));
     let keys = keys.chain(view.top.as_ref().map(|_| ALL_CELLS));
     let markup = html! {
         (DOCTYPE)
@@ -223,10 +228,10 @@ fn document((view, ask): (&View, &Ask), title: &str, of: &str, live: Option<&str
                                 }
                             }
                             @if let Some(cell) = &view.cell { li.cell { "Cell " b { (cell) } } }
-                            @for (key, name, path, label) in pages {
+                            @for (key, name, path, label) in &pages {
                                 li {
                                     a href={ (view.base) (path) } data-key=(key)
-                                        aria-current=[(name == of).then_some("page")] { (label) }
+                                        aria-current=[(*name == of).then_some("page")] { (label) }
                                 }
                             }
                         }
@@ -397,8 +402,11 @@ pub(super) fn queue_links(view: &View, queues: &[String]) -> Markup {
     }
 }
 
-/// The name of a schedule as a link to its page.
+/// The name of a schedule as a link to its page, for users of all queues.
 pub(super) fn schedule_link(view: &View, name: &str) -> Markup {
+    if !view.looks.is_all() {
+        return html! { span.name { (name) } };
+    }
     named(view, "schedules", name, "name")
 }
 
@@ -424,6 +432,10 @@ pub(super) fn worker_row(view: &View, worker: &str) -> Markup {
 }
 
 fn worker_link(view: &View, worker: &str, class: &str) -> Markup {
+    if !view.looks.is_all() {
+        // A worker may serve other queues, too: its page is for users of all.
+        return html! { span.owner title=(worker) { bdi dir="ltr" { (worker) } } };
+    }
     html! {
         a class=(class) href={ (view.base) "/workers/" (encoded(worker)) } title=(worker) {
             bdi dir="ltr" { (worker) }

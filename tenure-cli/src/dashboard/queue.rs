@@ -71,7 +71,8 @@ pub(super) async fn page(view: &View, ask: &Ask, name: &str) -> Result<Page, Fai
             (live.put("waits", charts::waits(&activity)))
         }
         (live.put("kinds", kinds_of(view, range, name, &kinds)))
-        (live.put("workers", workers(view, name, &kinds.workers)))
+        // A worker may serve other queues, too.
+        @if view.looks.is_all() { (live.put("workers", workers(view, name, &kinds.workers))) }
         (live.put("schedules", schedules(view, &of.schedules)))
         @match &of.row {
             Some(row) if view.has_actions => (queues::limits(view, ask, std::slice::from_ref(row))),
@@ -177,12 +178,15 @@ fn kinds_of(view: &View, range: &Range, name: &str, figures: &kinds::Figures) ->
     let rows = figures.rows(Some(name));
     html! {
         section.panel #kinds {
-            header { h2 { "Kinds" } a href={ (view.base) "/kinds" } { "Kinds of all queues" } }
+            header {
+                h2 { "Kinds" }
+                @if view.looks.is_all() { a href={ (view.base) "/kinds" } { "Kinds of all queues" } }
+            }
             @if rows.is_empty() {
                 div.body { p.soft { "No job of this queue lives, or has ended in the last " (range.name) "." } }
             } @else {
                 (kinds::table(view, &rows, range, false))
-                (figures.about(range))
+                (figures.about(range, Some(name)))
             }
             (figures.submitted(Some(name)))
         }
@@ -243,7 +247,10 @@ fn workers(view: &View, name: &str, workers: &[WorkerRow]) -> Markup {
 fn schedules(view: &View, schedules: &[ScheduleRow]) -> Markup {
     html! {
         section.panel #schedules hidden[schedules.is_empty()] {
-            header { h2 { "Schedules" } a href={ (view.base) "/schedules" } { "All schedules" } }
+            header {
+                h2 { "Schedules" }
+                @if view.looks.is_all() { a href={ (view.base) "/schedules" } { "All schedules" } }
+            }
             div.body {
                 ul.lines {
                     @for of in schedules.iter().take(SHOWN) {

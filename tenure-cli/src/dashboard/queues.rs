@@ -64,7 +64,8 @@ impl State {
 }
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
-    let (queues, fleet) = tokio::try_join!(view.tenure.queues(), view.tenure.store().fleet())?;
+    let (mut queues, fleet) = tokio::try_join!(view.tenure.queues(), view.tenure.store().fleet())?;
+    queues.retain(|of| view.looks.has(&of.queue));
     let mut live = Regions::default();
     let table = html! {
         section.panel #queues {

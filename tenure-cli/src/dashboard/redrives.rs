@@ -2,6 +2,7 @@
 
 use chrono::{TimeDelta, Utc};
 use maud::{Markup, html};
+use serde_json::Value;
 use tenure::{
     redrives::{CalmRedrive, RedriveError},
     rows::RedriveRow,
@@ -16,13 +17,24 @@ use crate::lanes::{Rate, percent, rate_of};
 
 /// How many redrives to show, and for how long after their end.
 const SHOWN: u32 = 5;
+/// How many to read for a user of some queues: most may be of others.
+const READ: u32 = 100;
 const SHOWN_FOR: TimeDelta = TimeDelta::hours(24);
 
-/// The latest redrives, for the page of dead letters. The page is useful without them.
+/// The latest redrives, for the page of dead letters: those of the user's queues. The page is useful without them.
 pub(super) async fn latest(view: &View) -> Vec<RedriveRow> {
-    let all = view.tenure.redrives(SHOWN).await.unwrap_or_default();
+    let most = if view.looks.is_all() { SHOWN } else { READ };
+    let all = view.tenure.redrives(most).await.unwrap_or_default();
     let is_recent = |of: &RedriveRow| of.ended_at.is_none_or(|at| Utc::now() - at < SHOWN_FOR);
-    all.into_iter().filter(is_recent).collect()
+    let is_seen =
+        |of: &RedriveRow| view.looks.is_all() || queue(of).is_some_and(|queue| view.looks.has(&queue));
+    all.into_iter().filter(is_recent).filter(is_seen).take(SHOWN as usize).collect()
+}
+
+/// The queue of a redrive; `None`: it is of all.
+pub(super) fn queue(of: &RedriveRow) -> Option<String> {
+    let selection: Value = serde_json::from_str(of.selection.as_ref()?.get()).ok()?;
+    selection["queue"].as_str().map(str::to_owned)
 }
 
 /// The progress of these redrives.
@@ -90,7 +102,7 @@ fn amount(n: u64) -> String {
 /// The selection of a redrive in words: the kind and the queue, or what else it names.
 fn which(of: &RedriveRow) -> String {
     let selection = of.selection.as_ref().and_then(|json| serde_json::from_str(json.get()).ok());
-    let Some(serde_json::Value::Object(fields)) = selection else { return String::new() };
+    let Some(Value::Object(fields)) = selection else { return String::new() };
     let named = ["kind", "queue", "category", "group", "error"];
     let said = named.iter().filter_map(|name| Some(format!("{name} {}", fields.get(*name)?.as_str()?)));
     let said = said.collect::<Vec<_>>().join(", ");

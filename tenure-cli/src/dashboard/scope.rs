@@ -1,10 +1,14 @@
 //! Scope: which queues a form is about, for users who may act on some queues alone.
+//!
+//! A user who may look at some queues alone is told nothing of the others, not even whether a job exists: a form that
+//! names a job of another queue is refused as one is that names no job.
 
 use std::collections::BTreeSet;
 
 use super::{
     Ask, Failure, View,
     actions::{dead_filter, job, named},
+    redrives,
 };
 use crate::access::Who;
 use tenure::JobId;
@@ -22,9 +26,21 @@ pub(super) async fn check(view: &View, ask: &Ask, who: &Who) -> Result<(), Failu
             .map_err(|why| Failure::Refused(format!("Nothing was changed: {why}")))
     };
     match queues(view, ask).await? {
+        Some(queues) if queues.iter().any(|queue| !view.looks.has(queue)) => Err(nowhere(view)),
         Some(queues) => queues.iter().try_for_each(|queue| may(Some(queue))),
         None => may(None),
     }
+}
+
+/// The refusal of a form about what its user may not see, or about nothing: both look the same.
+fn nowhere(view: &View) -> Failure {
+    let why = view.looks.unseen("and this is of another queue, or does not exist");
+    Failure::Refused(format!("Nothing was changed: {why}"))
+}
+
+/// The queues of what a form names. Without any, the action itself says that it does not exist, if its user sees all.
+fn known(view: &View, queues: BTreeSet<String>) -> Result<Option<BTreeSet<String>>, Failure> {
+    if queues.is_empty() && !view.looks.is_all() { Err(nowhere(view)) } else { Ok(Some(queues)) }
 }
 
 /// The queues that a form is about. `None`: it may touch any.
@@ -45,22 +61,20 @@ async fn queues(view: &View, ask: &Ask) -> Result<Option<BTreeSet<String>>, Fail
             (None, Some(_)) => {
                 let filter = dead_filter(|name| ask.form.get(name));
                 let first = view.tenure.dead_letters(&filter, 1).await?.pop();
-                Some(first.map(|letter| letter.queue).into_iter().collect())
+                known(view, first.map(|letter| letter.queue).into_iter().collect())?
             }
             (queue, _) => one(queue),
         },
         ["dead", "redrives", id, "stop"] => match id.parse() {
             Ok(id) => match view.tenure.redrive_row(id).await? {
-                Some(row) => {
-                    let selection: serde_json::Value = row
-                        .selection
-                        .and_then(|json| serde_json::from_str(json.get()).ok())
-                        .unwrap_or_default();
-                    one(selection["queue"].as_str().map(str::to_owned))
+                // One of all dead letters may be of any queue.
+                Some(row) if redrives::queue(&row).is_none() && !view.looks.is_all() => {
+                    return Err(nowhere(view));
                 }
-                None => Some(BTreeSet::new()),
+                Some(row) => one(redrives::queue(&row)),
+                None => known(view, BTreeSet::new())?,
             },
-            Err(_) => Some(BTreeSet::new()),
+            Err(_) => known(view, BTreeSet::new())?,
         },
         ["enqueue"] => one(field()),
         // The new queue, and that of the schedule that it replaces.
@@ -75,7 +89,7 @@ async fn queues(view: &View, ask: &Ask) -> Result<Option<BTreeSet<String>>, Fail
                 None => None,
             }
         }
-        ["schedules", name, _] => Some(of_schedule(view, name).await?),
+        ["schedules", name, _] => known(view, of_schedule(view, name).await?)?,
         // A worker may serve several queues, and a kind may be in several.
         _ => None,
     })
@@ -84,7 +98,13 @@ async fn queues(view: &View, ask: &Ask) -> Result<Option<BTreeSet<String>>, Fail
 async fn of_jobs(view: &View, jobs: &[JobId]) -> Result<BTreeSet<String>, Failure> {
     let mut queues = BTreeSet::new();
     for job in jobs {
-        queues.extend(view.tenure.job(*job).await?.map(|job| job.queue));
+        match view.tenure.job(*job).await? {
+            Some(job) => {
+                queues.insert(job.queue);
+            }
+            None if view.looks.is_all() => {}
+            None => return Err(nowhere(view)),
+        }
     }
     Ok(queues)
 }

@@ -18,7 +18,7 @@ use super::{Dashboard, PAGES, calm, enqueue};
 
 const TOO_MANY: &str = "too many wrong passwords or tokens; this client's were refused without a comparison";
 
-fn basic(text: &str) -> String {
+pub(super) fn basic(text: &str) -> String {
     format!("Basic {}", data_encoding::BASE64.encode(text.as_bytes()))
 }
 
@@ -47,7 +47,7 @@ async fn guesses(to: SocketAddr, headers: impl Iterator<Item = String>) -> BTree
 }
 
 /// The lines of the log with this message.
-fn lines(dashboard: &Dashboard, message: &str) -> Vec<Value> {
+pub(super) fn lines(dashboard: &Dashboard, message: &str) -> Vec<Value> {
     let log = dashboard.serve.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines.filter(|line| line["message"] == message).collect()

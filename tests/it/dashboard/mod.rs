@@ -12,6 +12,7 @@ mod pages;
 mod pictures;
 mod redrives;
 mod troubles;
+mod viewers;
 
 use std::{net::SocketAddr, time::Duration};
 
