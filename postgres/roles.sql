@@ -87,6 +87,9 @@ GRANT UPDATE (ended_at) ON tenure.job_keys TO tenure_worker;
 GRANT SELECT, INSERT, UPDATE ON tenure.dead_letter_jobs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.effects, tenure.job_tags TO tenure_worker;
 GRANT UPDATE (result, fencing_token, step_kind) ON tenure.effects TO tenure_worker;
+-- What an attempt has printed: of a job, the last three stay.
+GRANT SELECT, INSERT, DELETE ON tenure.job_logs TO tenure_worker;
+GRANT UPDATE (text, is_cut, written_at) ON tenure.job_logs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
 -- `release_followers` releases, cancels and restores jobs that follow others, once these have ended; `mend_groups` notes
 -- ends, and `sweep_groups` deletes what is known of jobs that are gone.

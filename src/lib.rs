@@ -90,6 +90,8 @@ pub use client::{
 pub use config::{Config, Timing};
 pub use enqueue::insert::EnqueueError;
 pub use job::{Job, JobError, JobId, Outcome, Status, backoff::Backoff, claim::FencingToken};
+#[cfg(feature = "job-log")]
+pub use observe::job_log::JobLogLayer;
 #[cfg(feature = "otel")]
 pub use observe::otel;
 pub use observe::{health::Health, metrics};
@@ -227,8 +229,8 @@ pub mod workers {
 pub mod rows {
     pub use crate::store::{
         DeadCount, DeadFilter, DeadLetter, ExecutionRow, HeldFor, JobEnd, JobFilter, JobRow, JobUpdate,
-        LaneRow, LanesRow, QuarantineRow, QueueRow, RecoveryRow, RedriveRow, ScheduleRow, StepRow, WorkerRow,
-        WorkerState,
+        LaneRow, LanesRow, LogRow, QuarantineRow, QueueRow, RecoveryRow, RedriveRow, ScheduleRow, StepRow,
+        WorkerRow, WorkerState,
     };
 }
 

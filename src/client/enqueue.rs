@@ -2,6 +2,8 @@
 //!
 //! Not here: the rows and their first messages (`insert`), jobs that arrive as messages (`deliver`).
 
+mod rare;
+
 use std::{
     collections::BTreeMap,
     future::{Future, IntoFuture},
@@ -22,8 +24,7 @@ use crate::{
         insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     },
     job::{
-        Job, JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, TAGS_MAX, check_key, check_kind, check_lane,
-        check_queue, check_tag,
+        Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue,
         codec::{Codecs, Part, is_sealed},
         duration::written,
         unstorable_text,
@@ -376,7 +377,7 @@ impl JobRequest {
             let expected = "1 to 512 bytes without control characters; escape or hash it";
             return wrong("unique_key", value, expected);
         }
-        check_rare(&self.rare, self.unique_key.is_some(), self.delay)?;
+        rare::check(&self.rare, self.unique_key.is_some(), self.delay)?;
         let mut rare = self.rare;
         if rare.key_while == Some("replace") && rare.longest_s.is_none() {
             rare.longest_s = self.delay.map(|delay| delay.as_secs_f64() * 10.0);
@@ -396,48 +397,6 @@ impl JobRequest {
             published_by,
         })
     }
-}
-
-/// Checks the options that few jobs have.
-fn check_rare(rare: &RareOptions, has_key: bool, delay: Option<Duration>) -> Result<(), EnqueueError> {
-    let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
-    let shown = |key: &str| format!("{:?} ({} bytes)", key.chars().take(80).collect::<String>(), key.len());
-    if let Some(lane) = &rare.lane
-        && let Err(expected) = check_lane(lane)
-    {
-        return wrong("lane", shown(lane), expected);
-    }
-    if let Some(priority) =
-        rare.priority.filter(|priority| !(-PRIORITY_MAX..=PRIORITY_MAX).contains(priority))
-    {
-        return wrong("priority", priority.to_string(), "-100 to 100; the lower, the sooner");
-    }
-    if let Some(at) = rare.not_after.filter(|at| *at > Utc::now() + DELAY_MAX) {
-        return wrong("not_after", at.to_rfc3339(), "at most ten years ahead");
-    }
-    rare.tags.iter().try_for_each(|tag| check_tag(tag))?;
-    if rare.tags.len() > TAGS_MAX {
-        return wrong("the number of tags", rare.tags.len().to_string(), "at most 16");
-    }
-    if let Some(key) = &rare.lasting_key {
-        if check_key(key).is_err() {
-            let expected = "1 to 512 bytes without control characters; escape or hash it";
-            return wrong("unique_key", shown(key), expected);
-        }
-        if has_key {
-            let expected = "the job's only key; leave out unique_key, or this one";
-            return wrong("the key of replace or unique_while", shown(key), expected);
-        }
-    }
-    if let Some(longest) = rare.longest_s {
-        let is_fit = Duration::try_from_secs_f64(longest)
-            .is_ok_and(|longest| longest <= DELAY_MAX && delay.is_none_or(|delay| delay <= longest));
-        if rare.key_while != Some("replace") || !is_fit {
-            let expected = "the wait of a job with `replace`: at least its delay, and at most ten years";
-            return wrong("longest_wait", format!("{longest} s"), expected);
-        }
-    }
-    Ok(())
 }
 
 /// An enqueue of one job: set its options, then `.await` it, or pass it a transaction.

@@ -37,8 +37,8 @@ use crate::{
     nats::{Nats, NatsError},
     observe::hooks::EnqueueHooks,
     store::{
-        ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, StepRow, Store, StoreError,
-        WorkerRow, batch::Batcher,
+        ExecutionRow, JobFilter, JobRow, LogRow, MigrateError, NewJob, RecoveryRow, StepRow, Store,
+        StoreError, WorkerRow, batch::Batcher,
     },
 };
 
@@ -197,6 +197,17 @@ impl Tenure {
     /// [`StoreError`]: Postgres did not answer in time, or refused the read.
     pub async fn checkpoint_bytes(&self, id: JobId) -> Result<Option<usize>, StoreError> {
         self.inner.store.checkpoint_size(id).await
+    }
+
+    /// Returns what the last attempts of a job have printed, the latest first: at most three attempts, of each the last
+    /// 64 KiB. Empty if its worker keeps no logs ([`Config::job_logs`](crate::Config::job_logs)), or it has printed
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
+    pub async fn job_logs(&self, id: JobId) -> Result<Vec<LogRow>, StoreError> {
+        self.inner.store.job_logs(id).await
     }
 
     /// Returns the worker processes, the latest started first. A worker that stopped in good order is not among them;

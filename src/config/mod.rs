@@ -66,6 +66,9 @@ pub struct Config {
     /// The address at which a worker answers `/metrics`, `/livez`, `/readyz` and `/startupz`; needs the feature `http`.
     /// `TENURE_LISTEN`.
     pub listen: Option<SocketAddr>,
+    /// Whether a worker keeps what its jobs print with them: see [`JobContext::log`](crate::JobContext::log).
+    /// `TENURE_JOB_LOGS`, default `false`.
+    pub job_logs: bool,
     /// The keys of tags, and the tags without a value, by which the metrics of a worker count attempts.
     /// `TENURE_METRIC_TAGS`, default none.
     pub metric_tags: Vec<String>,
@@ -112,6 +115,8 @@ pub struct Serve {
     pub base_path: String,
     /// The address of a trace; `{trace_id}` stands for its id.
     pub trace_url: Option<String>,
+    /// The address of a job's log elsewhere; `{job_id}` stands for its id.
+    pub log_url: Option<String>,
 }
 
 impl Default for Serve {
@@ -131,6 +136,7 @@ impl Default for Serve {
             shows_payloads: true,
             base_path: String::new(),
             trace_url: None,
+            log_url: None,
         }
     }
 }
@@ -296,6 +302,7 @@ impl Config {
             checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
             listen: None,
+            job_logs: false,
             metric_tags: Vec::new(),
             cells: None,
             cell: None,

@@ -323,6 +323,15 @@ pub(super) static SETTINGS: &[Setting] = &[
         },
         |config| config.listen.map(|address| address.to_string()),
     ),
+    text(
+        "TENURE_JOB_LOGS",
+        "`true`: a worker keeps what its jobs print with them, the last 64 KiB of each of the last three attempts.",
+        |config, text| {
+            config.job_logs = yes_or_no(text)?;
+            Ok(())
+        },
+        |config| Some(config.job_logs.to_string()),
+    ),
     optional(
         "TENURE_METRIC_TAGS",
         "The keys of tags, and the tags without a value, by which a worker's metrics count attempts; separate several \
@@ -495,6 +504,21 @@ pub(super) static SETTINGS: &[Setting] = &[
         },
         |config| config.serve.trace_url.clone(),
     ),
+    optional(
+        "TENURE_SERVE_LOG_URL",
+        "The address of a job's log where it is kept as a whole, for the link on the page of the job: `{job_id}` \
+         stands for its ID, as in `https://logs.example.com/?query={job_id}`.",
+        "no link",
+        |config, text| {
+            let is_web = text.starts_with("https://") || text.starts_with("http://");
+            if !is_web || !text.contains("{job_id}") {
+                return Err("an address that starts with https:// or http:// and contains {job_id}");
+            }
+            config.serve.log_url = Some(text.into());
+            Ok(())
+        },
+        |config| config.serve.log_url.clone(),
+    ),
     text(
         "TENURE_TRACE_PARENT",
         "How the span of a first attempt relates to the span that enqueued the job: by a `link`, or as its `child`, \
@@ -643,6 +667,7 @@ mod tests {
             is_behind_proxy: true,
             actors: Some(vec!["ada".into(), "grace".into()]),
             viewers: Some(vec!["eve".into(), "bob=mail".into()]),
+            log_url: Some("https://logs/{job_id}".into()),
             has_actions: true,
             has_api: true,
             api_token: Some("98765432".into()),

@@ -4,6 +4,8 @@
 pub(crate) mod health;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 pub(crate) mod hooks;
+#[cfg(feature = "job-log")]
+pub(crate) mod job_log;
 #[cfg(feature = "http")]
 pub mod http;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]

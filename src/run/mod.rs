@@ -7,6 +7,7 @@ pub(crate) mod heartbeat;
 pub(crate) mod hints;
 pub(crate) mod lanes;
 pub(crate) mod layers;
+pub(crate) mod log;
 pub(crate) mod quarantine;
 pub(crate) mod running;
 pub(crate) mod sealing;

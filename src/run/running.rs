@@ -21,7 +21,7 @@ use crate::{
     },
     nats::Receipt,
     observe::metrics,
-    run::threads::Thread,
+    run::{log::Tail, threads::Thread},
     store::{Keeps, ProgressWrite, Recorded},
 };
 
@@ -187,6 +187,8 @@ pub(crate) struct RunningJob {
     pub(crate) has_effects: AtomicBool,
     /// The steps of the job, as far as this attempt knows them.
     pub(crate) steps: Steps,
+    /// What the attempt has printed.
+    pub(crate) log: Tail,
     /// The handler knows its claim: it, or a program that it runs, may complete the job by `tenure.complete`.
     pub(crate) knows_claim: AtomicBool,
     /// `flush` or the completion writes the last report: no batch includes the job.
@@ -230,6 +232,7 @@ impl RunningJob {
             completing: AtomicBool::new(false),
             has_effects: AtomicBool::new(false),
             steps: Steps::default(),
+            log: Tail::default(),
             knows_claim: AtomicBool::new(false),
             last_words: AtomicBool::new(false),
             refusal_noted: AtomicBool::new(false),

@@ -56,6 +56,7 @@ const MIGRATIONS: &[Migration] = &[
     (22, "slots", include_str!("../../migrations/0022_slots.sql")),
     (23, "quarantine", include_str!("../../migrations/0023_quarantine.sql")),
     (24, "tags", include_str!("../../migrations/0024_tags.sql")),
+    (25, "logs", include_str!("../../migrations/0025_logs.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

@@ -58,6 +58,7 @@ mod steps;
 mod audit;
 mod cells;
 mod dead;
+mod logs;
 mod quarantines;
 #[cfg(feature = "worker")]
 mod tags;
@@ -103,6 +104,9 @@ pub(crate) use handlers::HandlerPool;
 pub use kinds::{DeadKind, FinishedKind, LiveKind};
 pub use lanes::{HeldFor, LaneRow, LanesRow};
 pub(crate) use lanes::{LanesSeen, NewLanes};
+pub use logs::LogRow;
+#[cfg(feature = "worker")]
+pub(crate) use logs::LogWrite;
 pub use migrate::{MigrateError, NEEDS};
 pub use quarantines::QuarantineRow;
 pub(crate) use quarantines::QuarantineRule;
@@ -252,6 +256,7 @@ statements! {
     RUNS_ALONE = "attempt" "runs_alone";
     STEPS = "attempt" "steps";
     RECORD_STEPS = "attempt" "record_steps";
+    WRITE_LOGS = "attempt" "write_logs";
     COMPLETE = "job" "complete";
     COMPLETE_ONE = "job/forms" "complete_one";
     COMPLETE_SKIP = "job/forms" "complete_skip";
@@ -395,6 +400,7 @@ statements! {
     MATCH_JOBS = "read" "match_jobs";
     MATCH_TAGGED = "read/forms" "match_tagged";
     TAGS_OF = "read" "tags_of";
+    JOB_LOGS = "read" "job_logs";
     SHOW_JOB = "read" "show_job";
     CHECKPOINT_SIZE = "read" "checkpoint_size";
     LIST_WORKERS = "read" "list_workers";

@@ -25,6 +25,7 @@ use crate::{
         handlers::{self, Ended, Kind, Kinds},
         heartbeat::Heartbeat,
         hints::Hints,
+        log::LogWriter,
         running::{Message, Reservation, RunningJob},
         sealing,
         settle::{Settle, Settled, Verdict, verdict},
@@ -50,6 +51,8 @@ pub(super) struct Handlers<S> {
     pub(super) store: Store,
     pub(super) heartbeat: Heartbeat,
     pub(super) recorder: Recorder,
+    /// `None`: nothing is kept of what handlers print.
+    pub(super) logs: Option<LogWriter>,
 }
 
 impl<S: Send + Sync + 'static> Handlers<S> {
@@ -153,6 +156,13 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         let span = trace::process(&claim, &self.worker_id, self.trace_parent);
         let opened = sealing::open_claim(&self.handlers.codecs, &mut claim);
         let job = Arc::new(RunningJob::new(claim, message, kind.rules, span.id()));
+        // A log is plain text: of a sealed kind nothing is kept.
+        let keeps_log = self.handlers.logs.is_some() && !self.handlers.codecs.has(&job.claim.kind);
+        if keeps_log {
+            job.log.keep();
+        }
+        #[cfg(feature = "job-log")]
+        let _listed = keeps_log.then(|| crate::observe::job_log::list(job.span.as_ref(), &job));
         self.attempt(kind, job, reservation, opened).instrument(span).await;
     }
 
@@ -198,6 +208,9 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             }
             Verdict::Written | Verdict::Lost => "complete",
         };
+        if let Some(logs) = &self.handlers.logs {
+            logs.write(&job).await;
+        }
         let told = job.is_lost();
         let messages = job.end();
         let rates = self.queues.measures.get(&job.claim.queue).map(|measures| &measures.rates);

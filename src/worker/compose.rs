@@ -23,8 +23,8 @@ use crate::{
     config::Config,
     deliver::{Deliver, DeliverSettings},
     run::{
-        context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, running::Running, settle::Settle,
-        tags::TagCounts, threads::Threads,
+        context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, log::LogWriter, running::Running,
+        settle::Settle, tags::TagCounts, threads::Threads,
     },
     store::Store,
 };
@@ -38,8 +38,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         builder.kinds.settle_timing(&config.timing)?;
         check_that_it_runs_jobs(&builder)?;
         let hostname = hostname(&config)?;
-        let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
-        let worker_id = format!("{hostname}-{}-{random}", std::process::id());
+        let worker_id = new_id(&hostname);
 
         #[cfg(feature = "http")]
         let server = serve_health(config.listen, &builder.health)?;
@@ -91,6 +90,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             store: store.clone(),
             heartbeat: heartbeat.clone(),
             recorder: Recorder::new(&store),
+            logs: config.job_logs.then(|| LogWriter::new(&store)),
         };
         let attempts = Arc::new(Attempts {
             handlers,
@@ -134,6 +134,12 @@ impl<S: Send + Sync + 'static> Life<S> {
             _server: server,
         })
     }
+}
+
+/// Returns an id that no other worker has, also on this host.
+fn new_id(hostname: &str) -> String {
+    let random = Alphanumeric.sample_string(&mut rand::rng(), 8).to_lowercase();
+    format!("{hostname}-{}-{random}", std::process::id())
 }
 
 fn check_that_it_runs_jobs<S: Send + Sync + 'static>(builder: &WorkerBuilder<S>) -> Result<(), WorkerError> {

@@ -25,6 +25,7 @@ use super::{
         figures::{MeasureMessages, Report, ShowFleet},
         groups::{ReleaseFollowers, TendGroups},
         lanes::{Admit, StandIn, Tidy},
+        logs::KeepLogs,
         quarantine::{TendQuarantines, WatchKinds},
         recovery::{Look, Scan, Sweep},
         redrives::TendRedrives,
@@ -310,7 +311,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         loops.spawn(ReportOthers { gateway: gateway.clone(), health, every: self.config.timing.renew_every });
     }
 
-    /// Spawns the loops that export gauges of the fleet, and those of quarantines.
+    /// Spawns the loops that export gauges of the fleet, and those of quarantines, tags and logs.
     fn spawn_gauges(&self, loops: &mut Loops, common: &Common) {
         let gauges = || Gauges::new(self.config.cell.as_deref());
         let (nats, queues, scan_every) =
@@ -321,6 +322,9 @@ impl<S: Send + Sync + 'static> Life<S> {
         let every = (self.config.timing.relay_every * 10).min(TENDED_EVERY);
         let (quarantine, turns) = (self.attempts.settle.quarantine().clone(), common.turns.clone());
         loops.spawn(WatchKinds { quarantine, turns: turns.clone(), gauges: gauges(), every });
+        if let Some(logs) = &self.attempts.handlers.logs {
+            loops.spawn(KeepLogs { logs: logs.clone(), running: self.running.clone() });
+        }
         let tags = self.attempts.settle.tags().clone();
         if tags.is_asked() {
             loops.spawn(CountTags { tags, every });

@@ -25,8 +25,12 @@ const TAKEN: &[(&str, &[&str])] = &[
 ];
 
 /// Functions that a migration creates, calls and drops again. Their bodies, which no check reads, only pass rights on.
-const CALLED_ONCE: &[&str] =
-    &["tenure.pass_rights", "tenure.pass_rights_to_tags", "tenure.hide_gateway_keys"];
+const CALLED_ONCE: &[&str] = &[
+    "tenure.pass_rights",
+    "tenure.pass_rights_to_tags",
+    "tenure.pass_rights_to_logs",
+    "tenure.hide_gateway_keys",
+];
 
 /// Indexes that a migration drops. None is unique, so that no statement of an older program names it or relies on it for
 /// anything but time, and the functions that it served are replaced with it.

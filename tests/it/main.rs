@@ -61,6 +61,7 @@ mod life;
 mod limits;
 mod migrations;
 mod log;
+mod logs;
 mod outage;
 mod plans;
 mod producers;

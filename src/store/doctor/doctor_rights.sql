@@ -32,6 +32,8 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'dead_letter_jobs', '{SELECT,INSERT,UPDATE}', NULL),
     ('worker', 'effects', '{SELECT,INSERT}', NULL),
     ('worker', 'job_tags', '{SELECT,INSERT}', NULL),
+    ('worker', 'job_logs', '{SELECT,INSERT,DELETE}', NULL),
+    ('worker', 'job_logs', '{UPDATE}', '{text,is_cut,written_at}'),
     ('worker', 'effects', '{UPDATE}', '{result,fencing_token,step_kind}'),
     ('worker', 'followers', '{SELECT,INSERT}', NULL),
     ('worker', 'job_edges', '{SELECT,INSERT}', NULL),

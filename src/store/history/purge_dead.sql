@@ -1,4 +1,4 @@
--- purge_dead: delete dead letters, with the attempts, effects, tags and unique keys of their jobs.
+-- purge_dead: delete dead letters, with the attempts, effects, tags, logs and unique keys of their jobs.
 --
 --   $1 to $8 which: see dead_filter.sql  $9 row limit
 --   $10 of these ids, or NULL  $11 who acts: by what, and the name
@@ -21,6 +21,8 @@ WITH old AS MATERIALIZED (
     DELETE FROM tenure.effects e USING old WHERE e.job_id = old.id
 ), tags AS (
     DELETE FROM tenure.job_tags t USING old WHERE t.job_id = old.id
+), logs AS (
+    DELETE FROM tenure.job_logs l USING old WHERE l.job_id = old.id
 ), gone AS (
     DELETE FROM tenure.dead_letter_jobs d USING old WHERE d.id = old.id
     RETURNING d.id, d.queue

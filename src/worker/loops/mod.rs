@@ -11,6 +11,7 @@ pub(super) mod figures;
 pub(super) mod gateway;
 pub(super) mod groups;
 pub(super) mod lanes;
+pub(super) mod logs;
 pub(super) mod quarantine;
 pub(super) mod recovery;
 pub(super) mod redrives;

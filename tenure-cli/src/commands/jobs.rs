@@ -43,6 +43,7 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
             ExitCode::SUCCESS
         }
         JobsCommand::Show { id } => show(cli, &tenure, *id).await?,
+        JobsCommand::Log { id, all } => log(cli, &tenure, *id, *all).await?,
         JobsCommand::Watch { ids } => watch::run(cli, &tenure, ids).await?,
         JobsCommand::Follow(args) => follow::run(cli, &tenure, args).await?,
         JobsCommand::Cancel(args) => cancel(cli, &tenure, args).await?,
@@ -369,6 +370,41 @@ async fn show(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Result<ExitCode>
         ("last error", job.last_error.clone().unwrap_or_default()),
     ];
     print::line(pairs(about.map(|(name, value)| (name, print::printable(&value)))));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn log(cli: &Cli, tenure: &Tenure, id: JobId, all: bool) -> anyhow::Result<ExitCode> {
+    let mut logs = tenure.job_logs(id).await?;
+    if !all {
+        logs.truncate(1);
+    }
+    if logs.is_empty() && tenure.job(id).await?.is_none() {
+        anyhow::bail!("job {id} does not exist; {NO_ROW}. `tenure jobs list` shows the newest");
+    }
+    if cli.output == Output::Json {
+        print::line(serde_json::to_string_pretty(&logs)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if logs.is_empty() {
+        eprintln!(
+            "nothing is kept of what job {id} has printed; a worker with TENURE_JOB_LOGS=true keeps it"
+        );
+    }
+    for log in logs.iter().rev() {
+        if all {
+            print::line(format!(
+                "attempt with token {}, until {}:",
+                log.fencing_token,
+                time(Some(log.written_at))
+            ));
+        }
+        if log.is_cut {
+            eprintln!("earlier lines are missing");
+        }
+        for line in log.text.lines() {
+            print::line(print::printable(line));
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 

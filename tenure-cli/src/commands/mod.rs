@@ -345,6 +345,14 @@ enum JobsCommand {
         /// The job's ID.
         id: JobId,
     },
+    /// Print what the last attempt of a job has printed, if its worker keeps that (`TENURE_JOB_LOGS`).
+    Log {
+        /// The job's ID.
+        id: JobId,
+        /// Print what each of its last three attempts has printed.
+        #[arg(long)]
+        all: bool,
+    },
     /// Watch jobs until they have ended. Exit 1 if one failed or was cancelled.
     Watch {
         /// The jobs' IDs. Default: the newest fifty running and the newest fifty queued jobs.

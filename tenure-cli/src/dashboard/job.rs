@@ -24,7 +24,7 @@ use tenure::{
         EventFilter, JobTexts, Parts as _, WhoRuns,
         duration::{rounded, whole},
     },
-    rows::{DeadLetter, ExecutionRow, JobRow},
+    rows::{DeadLetter, ExecutionRow, JobRow, LogRow},
 };
 
 /// The most characters to show of a payload, an output or a checkpoint.
@@ -45,7 +45,14 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
     let id: JobId = id.parse().map_err(|_| gone())?;
     let store = view.tenure.store();
     let filter = EventFilter { job: Some(id), ..EventFilter::default() };
-    let (job, texts, executions, recoveries, steps, events, edges) = tokio::try_join!(
+    // A role of before the logs shows the rest of the page.
+    let logs = async {
+        match view.tenure.job_logs(id).await {
+            Err(error) if error.is_denied() => Ok(Vec::new()),
+            logs => logs,
+        }
+    };
+    let (job, texts, executions, recoveries, steps, events, edges, logs) = tokio::try_join!(
         store.show_job(id),
         store.job_texts(id, TEXT_MAX),
         store.executions(id, LATEST),
@@ -53,6 +60,7 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
         store.list_steps(id, LATEST),
         store.recovery_events(&filter, LATEST),
         store.graph(id, 0, 1),
+        logs,
     )?;
     // The job may have moved between two statements.
     let (Some(job), Some(texts)) = (job, texts) else {
@@ -88,6 +96,7 @@ pub(super) async fn page(view: &View, ask: &Ask, id: &str) -> Result<Page, Failu
             (live.put("job-facts", facts(view, &job, &texts)))
         }
         (live.put("job-texts", folds(view, &job, &texts)))
+        (live.put("job-logs", logs_of(view, &logs)))
         // The payload never changes, and may be large.
         @if view.shows_payloads && texts.payload.is_some() {
             section.panel #job-payload { (fold("payload", "Payload", texts.payload.as_deref())) }
@@ -467,6 +476,14 @@ fn facts(view: &View, job: &JobRow, texts: &JobTexts) -> Markup {
                     @if let Some(at) = job.last_activity_at { dt { "Last heartbeat" } dd { (dated(at)) } }
                     @if let Some(at) = texts.cancel_requested_at { dt { "Asked to stop" } dd { (dated(at)) } }
                     @if let Some(at) = job.finished_at { dt { "Finished" } dd { (dated(at)) } }
+                    @if let Some(address) = &view.log_url {
+                        dt { "Log" }
+                        dd {
+                            a href=(address.replace("{job_id}", &job.id.to_string())) rel="noreferrer" {
+                                "Show the whole log"
+                            }
+                        }
+                    }
                     @if let Some(trace) = &texts.trace_context {
                         dt { "Trace" }
                         dd {
@@ -503,6 +520,21 @@ fn fold(id: &str, name: &str, text: Option<&str>) -> Markup {
                     span.count { @if let Some(sealed) = SealedWith::of(text) { (sealed) ", " } (count(text)) }
                 }
                 pre tabindex="0" { (text) }
+            }
+        }
+    }
+}
+
+/// What the last attempts have printed. It may quote a payload.
+fn logs_of(view: &View, logs: &[LogRow]) -> Markup {
+    let shown = if view.shows_payloads { logs } else { &[] };
+    html! {
+        section.panel #job-logs hidden[shown.is_empty()] {
+            header { h2 { "Log" } p { "what the last attempts have printed, the latest first" } }
+            @for log in shown {
+                @let end = if log.is_cut { ", its end" } else { "" };
+                @let name = format!("Attempt with token {}{end}", log.fencing_token);
+                (fold(&format!("log-{}", log.fencing_token), &name, Some(&log.text)))
             }
         }
     }

@@ -38,7 +38,7 @@ fn shows<'a>(view: &View, path: &[&'a str]) -> Option<Shows<'a>> {
         _ if view.shows_all_cells() => return None,
         ["jobs" | "dead"] | ["jobs" | "dead", "count"] => Shows::One(None),
         ["queues", name, "lanes"] => Shows::One(Some(name)),
-        ["queues"] | ["enqueue"] | ["jobs", _] | ["jobs", _, "graph"] => Shows::Theirs,
+        ["queues" | "enqueue"] | ["jobs", _] | ["jobs", _, "graph"] => Shows::Theirs,
         _ => return None,
     })
 }

@@ -168,6 +168,8 @@ struct View {
     looks: Scope,
     /// The address of a trace, with `{trace_id}` for its ID.
     trace_url: Option<String>,
+    /// The address of a job's whole log, with `{job_id}` for its ID.
+    log_url: Option<String>,
     /// The runtime of the connections, which renders every page.
     main: Handle,
     streams: Arc<Semaphore>,
@@ -318,6 +320,7 @@ pub(crate) fn router(served: &[Served], gate: Arc<Gate>, metrics: MethodRouter) 
             shows_payloads: serve.shows_payloads,
             looks: Scope::default(),
             trace_url: serve.trace_url.clone(),
+            log_url: serve.log_url.clone(),
             main: Handle::current(),
             streams: streams.clone(),
             figures: Arc::default(),

@@ -132,7 +132,7 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     let captured = SharedCapture::default();
     let mut readers = tokio::task::JoinSet::new();
     readers.spawn(read_stdout(stdout, ctx.clone(), captured.clone()).in_current_span());
-    readers.spawn(read_stderr(stderr, captured.clone()).in_current_span());
+    readers.spawn(read_stderr(stderr, ctx.clone(), captured.clone()).in_current_span());
     // Biased: a command that has ended keeps its status, even if a cancellation arrives at the same moment.
     let status = tokio::select! { biased;
         status = guard.wait() => status?,
@@ -220,6 +220,7 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, captured: 
             }
         } else if !is_output && !text.is_empty() {
             tracing::info!("{text}");
+            ctx.log(&text);
         }
         if output.is_some() {
             lock(&captured).output = output;
@@ -228,11 +229,12 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, captured: 
 }
 
 /// Logs standard error, and keeps its last lines.
-async fn read_stderr(stderr: impl AsyncRead + Unpin, captured: SharedCapture) {
+async fn read_stderr(stderr: impl AsyncRead + Unpin, ctx: JobContext, captured: SharedCapture) {
     let mut lines = lines(stderr);
     while let Some(line) = lines.next().await {
         let Ok(text) = line else { continue };
         tracing::info!("{text}");
+        ctx.log(&text);
         keep(&mut lock(&captured).last_words, text);
     }
 }

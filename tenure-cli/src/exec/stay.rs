@@ -260,6 +260,14 @@ enum Ended {
     Wrong(String),
 }
 
+/// Logs a line, also with the job that the process has.
+fn say(text: &str, ctx: Option<&JobContext>) {
+    tracing::info!("{text}");
+    if let Some(ctx) = ctx {
+        ctx.log(text);
+    }
+}
+
 /// A line that is to settle a job, and does not.
 struct Refused {
     why: String,
@@ -357,7 +365,7 @@ impl Process {
                     };
                     wrong.get_or_insert((Instant::now() + LAST_WORDS, error));
                 }
-                Some(line) = self.stderr.next() => self.hear(line),
+                Some(line) = self.stderr.next() => self.hear(line, Some(ctx)),
                 status = self.guard.wait() => {
                     let status = self.ended(status);
                     // What it wrote before its end counts.
@@ -409,7 +417,7 @@ impl Process {
                         None => are_open.0 = false,
                     },
                     line = self.stderr.next(), if are_open.1 => match line {
-                        Some(line) => self.hear(line),
+                        Some(line) => self.hear(line, ctx),
                         None => are_open.1 = false,
                     },
                 }
@@ -450,7 +458,7 @@ impl Process {
         match line.settle {
             None => {
                 if !line.is_report && !line.is_output {
-                    tracing::info!("{text}");
+                    say(text, ctx);
                 }
                 Ok(None)
             }
@@ -460,10 +468,10 @@ impl Process {
         }
     }
 
-    /// Logs a line of standard error.
-    fn hear(&mut self, line: Result<String, LinesCodecError>) {
+    /// Logs a line of standard error, of the job that the process has.
+    fn hear(&mut self, line: Result<String, LinesCodecError>, ctx: Option<&JobContext>) {
         if let Ok(text) = line {
-            tracing::info!("{text}");
+            say(&text, ctx);
             keep(&mut self.last_words, text);
         }
     }
@@ -501,7 +509,7 @@ impl Process {
                         return None;
                     }
                 },
-                Some(line) = self.stderr.next() => self.hear(line),
+                Some(line) = self.stderr.next() => self.hear(line, None),
             }
         }
     }
@@ -522,7 +530,7 @@ impl Process {
                     let understood = self.understand(&text, ctx, claim_id);
                     settled = settled.or(understood.ok().flatten());
                 },
-                Some(line) = self.stderr.next() => self.hear(line),
+                Some(line) = self.stderr.next() => self.hear(line, ctx),
             }
         }
         let last = self.last_lines(ctx, claim_id).await;
@@ -545,7 +553,7 @@ impl Process {
                     Some(line) = self.stdout.next() => if let Ok(text) = line {
                         tracing::info!("{text}");
                     },
-                    Some(line) = self.stderr.next() => self.hear(line),
+                    Some(line) = self.stderr.next() => self.hear(line, None),
                 }
             }
         };

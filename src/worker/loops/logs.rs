@@ -1,0 +1,28 @@
+//! Logs: keeps what running jobs have printed, so that it outlives their process.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::time::sleep;
+
+use super::{Work, jittered};
+use crate::run::{log::LogWriter, running::Running};
+
+const EVERY: Duration = Duration::from_secs(5);
+
+#[derive(Clone)]
+pub(crate) struct KeepLogs {
+    pub(crate) logs: LogWriter,
+    pub(crate) running: Running,
+}
+
+impl Work for KeepLogs {
+    const NAME: &'static str = "logs";
+
+    async fn run(self) {
+        loop {
+            sleep(jittered(EVERY)).await;
+            join_all(self.running.all().iter().map(|job| self.logs.write(job))).await;
+        }
+    }
+}
