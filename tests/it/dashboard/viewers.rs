@@ -162,9 +162,10 @@ fn looks(mail: &Of, billing: &Of) -> Vec<String> {
         }
         for route in routes("GET").iter().filter(|route| !route.ends_with("/watch")) {
             let path = route.replace("{id}", &of.job.to_string());
-            let queries: &[_] = match path.ends_with("/wait") {
-                true => &["?timeout=1ms"],
-                false => &["", "?queue=billing", "?queue=mail", "?error=zebr", "?limit=1"],
+            let queries: &[_] = if path.ends_with("/wait") {
+                &["?timeout=1ms"]
+            } else {
+                &["", "?queue=billing", "?queue=mail", "?error=zebr", "?limit=1"]
             };
             all.extend(queries.iter().map(|query| format!("{path}{query}")));
         }
@@ -286,7 +287,7 @@ async fn no_answer_to_a_user_of_one_queue_has_anything_of_another() {
     }
     let of_job = format!("/jobs/{}", mail.job);
     for path in ["/queues", "/queues/mail", "/jobs?queue=mail", "/dead?queue=mail", of_job.as_str()] {
-        let said = followed(&dashboard, "grace", path).await;
+        let said = Box::pin(followed(&dashboard, "grace", path)).await;
         assert!(said.contains("event: region"), "{path}: {said}");
         assert_eq!(leaked(&marks, path, &said), [""; 0], "{path}");
     }
@@ -313,9 +314,10 @@ async fn a_user_of_one_queue_acts_on_no_other_and_is_told_nothing_of_it() {
     };
     for route in routes("POST") {
         let path = route.replace("{id}", &billing.job.to_string());
-        let (body, status) = match route.contains("{id}") {
-            true => ("{}", 404),
-            false => (r#"{"queue": "billing", "kind": "k", "payload": 1}"#, 403),
+        let (body, status) = if route.contains("{id}") {
+            ("{}", 404)
+        } else {
+            (r#"{"queue": "billing", "kind": "k", "payload": 1}"#, 403)
         };
         let refused = api(&path, body).await;
         assert_eq!(refused.status, status, "{path}: {}", refused.body);
@@ -417,7 +419,7 @@ async fn the_navigation_and_the_filters_of_a_user_of_some_queues_are_those_of_th
     let list = get(&dashboard, "ken", "/jobs?queue=mail").await.body;
     let keys = |page: &str| {
         let keys = page.split("data-key=\"").skip(1);
-        keys.map(|rest| rest.split('"').next().unwrap_or_default().to_owned()).collect::<Vec<_>>().join("")
+        keys.map(|rest| rest.split('"').next().unwrap_or_default().to_owned()).collect::<String>()
     };
     assert_eq!(keys(&list), "jqd", "{list}");
     assert!(!list.contains("<dd>Kinds</dd>") && list.contains("<dd>Queues</dd>"), "{list}");

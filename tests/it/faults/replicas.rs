@@ -81,7 +81,7 @@ async fn reconfigured(bench: &Bench, setting: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_to_a_synchronous_replica_loses_nothing() {
-    let (mut bench, tenure, link, _replication, replica) = Box::pin(with_a_replica()).await;
+    let (mut bench, tenure, link, _replication, replica) = with_a_replica().await;
     reconfigured(&bench, "ALTER SYSTEM SET synchronous_standby_names = '*'").await;
     bench.until("EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')").await;
     enqueue(&bench, 200, 20).await;
@@ -106,7 +106,7 @@ async fn a_failover_to_a_synchronous_replica_loses_nothing() {
 /// Commits that had not reached the replica are gone, among them a claim, whose token is issued again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_that_loses_commits_repeats_jobs_and_lets_no_stale_worker_write() {
-    let (mut bench, tenure, link, replication, replica) = Box::pin(with_a_replica()).await;
+    let (mut bench, tenure, link, replication, replica) = with_a_replica().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     bench.execute("CREATE TABLE public.effects (job uuid, token bigint)").await;
     let queued = bench.tenure.enqueue(JobRequest::new("q", "k", json!("before"))).await.unwrap().id;
@@ -234,7 +234,7 @@ async fn without_its_synchronous_standby_calls_end_in_time_and_nothing_happens_t
 /// A replica does not tell which transactions are open: a page must not count one of them as read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_on_a_replica_reads_each_end_once() {
-    let (bench, tenure, _link, _replication, replica) = Box::pin(with_a_replica()).await;
+    let (bench, tenure, _link, _replication, replica) = with_a_replica().await;
     let mut config = bench.config.clone();
     config.database_url = replica.url();
     let reader = Tenure::connect(&config).await.unwrap();

@@ -140,7 +140,7 @@ pub async fn bench_with(change: impl FnOnce(&mut Config)) -> Bench {
     config.stream = format!("T{n}");
     config.subject_prefix = format!("t{n}");
     config.runtime_dir = shared.folder.join(format!("run{n}"));
-    world(config, None, change).await
+    Box::pin(world(config, None, change)).await
 }
 
 /// A world with its own Postgres and NATS, to be stopped and killed.
@@ -159,7 +159,7 @@ pub async fn bench_with_servers(change: impl FnOnce(&mut Config)) -> Bench {
     .unwrap();
     let mut config = Config::new(servers.postgres.url(), servers.nats.url());
     config.runtime_dir = folder.join("run");
-    let bench = world(config, Some(servers), change).await;
+    let bench = Box::pin(world(config, Some(servers), change)).await;
     bench.tenure.migrate().await.unwrap();
     bench
 }
