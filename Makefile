@@ -88,7 +88,7 @@ check:
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib -- -D warnings
-	$(CARGO) clippy --locked -p tenure --lib --features dev,http,otel,testing -- -D warnings
+	$(CARGO) clippy --locked -p tenure --lib --features dev,http,job-log,otel,testing -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib --no-default-features -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib --no-default-features --features config-file,nkeys,prometheus -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib --no-default-features --features worker -- -D warnings
@@ -111,7 +111,7 @@ run-test-postgres:
 	@scripts/setup postgres-$(POSTGRES)
 	@copy=$$(mktemp -d) && chmod 755 $$copy && cp -r .tools/postgres-$(POSTGRES)/native $$copy/postgres && \
 		TENURE_PG_BIN=$$copy/postgres/bin $(MAKE) --no-print-directory run-test \
-			TESTS="--test it -- schema:: plans:: claim:: batches:: effects:: recover:: retention:: queues:: schedules:: dead:: \
+			TESTS="--test it -- schema:: plans:: claim:: batches:: effects:: recover:: retention:: queues:: schedules:: dead:: quarantine:: tags:: logs:: \
 				enqueue:: submit:: cancel:: ends:: sql:: sql_attempts:: sql_lanes:: migrations:: verify:: faults::postgres faults::answers \
 				gateway::a_job gateway::each_outcome gateway::a_claim dashboard::with dashboard::every_page"; \
 		code=$$?; rm -rf $$copy; exit $$code

@@ -103,8 +103,12 @@ fn amount(n: u64) -> String {
 fn which(of: &RedriveRow) -> String {
     let selection = of.selection.as_ref().and_then(|json| serde_json::from_str(json.get()).ok());
     let Some(Value::Object(fields)) = selection else { return String::new() };
-    let named = ["kind", "queue", "category", "group", "error"];
-    let said = named.iter().filter_map(|name| Some(format!("{name} {}", fields.get(*name)?.as_str()?)));
+    let named = |name: &str| match fields.get(name)? {
+        Value::Array(tags) => Some(tags.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" ")),
+        value => value.as_str().map(str::to_owned),
+    };
+    let names = ["kind", "queue", "category", "group", "tags", "error"];
+    let said = names.iter().filter_map(|name| Some(format!("{name} {}", named(name)?)));
     let said = said.collect::<Vec<_>>().join(", ");
     if said.is_empty() { "all dead letters".into() } else { said }
 }
