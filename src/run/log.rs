@@ -1,7 +1,7 @@
 //! Log: keeps the end of what an attempt prints, for workers that were asked to.
 //!
-//! Lines gather in memory, the last 64 KiB of an attempt. A loop writes those of running attempts every few seconds, and
-//! each attempt writes its own before it is settled: what a killed worker has kept, the next one does not repeat.
+//! Lines gather in memory, the last 64 KiB of an attempt. A loop writes those of running attempts every few seconds, so
+//! that they outlive a worker that is killed, and each attempt writes its own before it is settled.
 //!
 //! Not here: where the lines come from (`JobContext::log`, `job_log`).
 

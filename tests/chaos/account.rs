@@ -97,6 +97,12 @@ const NEVER: &[Never] = &[
         found: "SELECT n FROM chaos.found GROUP BY n HAVING count(*) > 1",
         breaks: "INSERT INTO chaos.found SELECT * FROM chaos.found LIMIT 1",
     },
+    // A job whose payload is replaced keeps the tags of its first enqueue.
+    Never {
+        what: "jobs that lost their tag, or have one that they were not given",
+        found: "SELECT id FROM chaos.found WHERE key IS NULL AND tagged <> has_tag",
+        breaks: "UPDATE chaos.found SET has_tag = NOT has_tag WHERE id = (SELECT id FROM chaos.found WHERE key IS NULL LIMIT 1)",
+    },
     Never {
         what: "jobs without an end",
         found: "SELECT id FROM chaos.found WHERE status NOT IN ('completed', 'cancelled', 'failed')",
@@ -342,6 +348,8 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
                 payload->>'act' AS act, payload->>'lane' AS lane, payload->>'debounce' AS key,
                 (payload->>'before')::uuid AS before, payload->>'on_failure' AS on_failure, (payload->>'seq')::int AS seq,
                 queue = 'chaos-foreign' AS is_foreign, output, message,
+                coalesce((payload->>'tagged')::bool, false) AS tagged,
+                EXISTS (SELECT FROM tenure.job_tags t WHERE t.job_id = all_jobs.id AND t.tag = 'chaos') AS has_tag,
                 (SELECT category FROM tenure.dead_letter_jobs d WHERE d.id = all_jobs.id) AS category FROM tenure.all_jobs",
         "CREATE TABLE chaos.attempts AS SELECT * FROM tenure.job_executions_all",
         // The fence is checked right before the commit, and so the time of the statement is not enough.

@@ -28,6 +28,9 @@ pub struct Task {
     /// Whether a worker in another language runs it.
     #[serde(default)]
     pub foreign: bool,
+    /// Whether it has a tag.
+    #[serde(default)]
+    pub tagged: bool,
     /// The key of a debounced job, and the number of the payload among those of its key.
     #[serde(default)]
     pub debounce: Option<String>,
@@ -43,6 +46,8 @@ pub struct Task {
     pub on_failure: Option<String>,
 }
 
+/// The tag of a third of the jobs.
+pub const TAG: &str = "chaos";
 /// The queue with lanes.
 pub const LANES: &str = "chaos-lanes";
 /// The queue of the workers in other languages.
@@ -106,6 +111,7 @@ fn task() -> Task {
         foreign,
         debounce: None,
         seq: None,
+        tagged: rand::random_range(0..3) == 0,
         before: None,
         members: vec![],
         on_failure: None,
@@ -113,11 +119,13 @@ fn task() -> Task {
 }
 
 fn request(task: Task) -> JobRequest {
-    match task.lane.clone() {
+    let (lane, foreign, tagged) = (task.lane.clone(), task.foreign, task.tagged);
+    let request = match lane {
         Some(lane) => JobRequest::from(task).queue(LANES).lane(lane),
-        None if task.foreign => JobRequest::from(task).queue(FOREIGN_QUEUE),
+        None if foreign => JobRequest::from(task).queue(FOREIGN_QUEUE),
         None => JobRequest::from(task),
-    }
+    };
+    if tagged { request.tag(TAG) } else { request }
 }
 
 async fn insert(tx: &mut PgConnection, table: &str, n: Uuid, token: FencingToken) -> Result<(), JobError> {
@@ -290,6 +298,9 @@ pub async fn producer(hold: &Path) {
                 if let Some(lane) = &task.lane {
                     headers.insert("Tenure-Lane", lane.as_str());
                     subject = format!("jobs.{LANES}.task");
+                }
+                if task.tagged {
+                    headers.insert("Tenure-Tags", TAG);
                 }
                 let message = jetstream::message::PublishMessage::build()
                     .payload(body.clone().into())

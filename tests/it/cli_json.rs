@@ -226,6 +226,9 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     compared.one("drained worker", &run(&bench, &["workers", "drain", &runs_on], 0).await);
     worker.ended().await;
 
+    let insert = format!("INSERT INTO tenure.job_logs VALUES ('{done}', 1, 'said', false)");
+    bench.execute(&insert).await;
+    compared.many("log", &run(&bench, &["jobs", "log", &done], 0).await);
     // A recovery event as the scanner writes it.
     let insert = format!(
         "INSERT INTO tenure.recovery_events (event, path, job_id, fencing_token, owner_before, silence, reason, recovered_by)
