@@ -62,7 +62,7 @@ pub enum OnExpiry {
 }
 
 /// A job to enqueue, with its options. Any [`Job`] turns into one.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct JobRequest {
     queue: String,
     kind: String,
@@ -78,6 +78,18 @@ pub struct JobRequest {
     rare: RareOptions,
     /// The payload comes from a row, sealed.
     is_sealed: bool,
+}
+
+/// Without the payload, which logs should not hold.
+impl std::fmt::Debug for JobRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobRequest")
+            .field("queue", &self.queue)
+            .field("kind", &self.kind)
+            .field("payload_bytes", &self.payload.as_ref().map(String::len))
+            .field("options", &self.rare)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a new job must fit, and how its payload is sealed.
@@ -346,17 +358,20 @@ impl JobRequest {
         check_kind(&self.kind)?;
         let Accepts { bytes_max, codecs } = accepts;
         let mut payload = self.payload.map_err(EnqueueError::Payload)?;
-        if payload.len() > bytes_max {
-            return Err(EnqueueError::TooLarge { bytes: payload.len(), bytes_max });
+        let is_to_seal = codecs.has(&self.kind) && !self.is_sealed;
+        let fits = |bytes: usize| {
+            if bytes <= bytes_max { Ok(()) } else { Err(EnqueueError::TooLarge { bytes, bytes_max }) }
+        };
+        // Before the payload is looked at: it may be huge. A codec that compresses makes it smaller.
+        if !is_to_seal {
+            fits(payload.len())?;
         }
         if let Some(why) = unstorable_text(&payload) {
             return Err(EnqueueError::Payload(why));
         }
-        if codecs.has(&self.kind) && !self.is_sealed {
+        if is_to_seal {
             payload = codecs.seal(&self.kind, Part::Payload, payload).map_err(EnqueueError::Codec)?;
-            if payload.len() > bytes_max {
-                return Err(EnqueueError::TooLarge { bytes: payload.len(), bytes_max });
-            }
+            fits(payload.len())?;
         }
         let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
         if !(1..=1_000).contains(&self.max_attempts) {

@@ -21,7 +21,7 @@ use crate::{
     enqueue::insert::EnqueueError,
     job::{
         JobId, NameError, Status, check_key, check_kind, check_queue,
-        codec::{CodecError, Codecs, Part},
+        codec::{CodecError, Codecs, Part, misfit},
         duration::written,
     },
     observe::metrics,
@@ -203,8 +203,11 @@ pub(super) fn output_of<T: DeserializeOwned>(ended: &JobUpdate, codecs: &Codecs)
             let output = ended.output.as_deref().map_or("null", RawValue::get);
             let opened = codecs.open_of(&ended.kind, Part::Output, output);
             let opened = opened.map_err(|error| WaitError::Sealed { job, error })?;
-            serde_json::from_str(opened.as_deref().unwrap_or(output))
-                .map_err(|error| WaitError::Output { job, error })
+            let is_sealed = opened.is_some();
+            serde_json::from_str(opened.as_deref().unwrap_or(output)).map_err(|error| {
+                let hidden = |error| serde::de::Error::custom(misfit(&error, true));
+                WaitError::Output { job, error: if is_sealed { hidden(error) } else { error } }
+            })
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Values: what the text of a setting must be.
 
-use std::{path::Path, time::Duration};
+use std::{collections::HashSet, path::Path, time::Duration};
 
 use super::timing::LONGEST;
 use crate::job::{check_queue, check_tag};
@@ -53,14 +53,16 @@ pub(super) fn tag_keys(text: &str) -> Result<Vec<String>, &'static str> {
 /// Parses users, each perhaps with the queues that it may act on.
 pub(super) fn actors(text: &str) -> Result<Vec<String>, &'static str> {
     users(text).ok_or(
-        "names of users, separated by commas; after a name perhaps the queues that it may act on: ada=mail+billing",
+        "names of users, each once, separated by commas; after a name perhaps the queues that it may act on: \
+         ada=mail+billing",
     )
 }
 
 /// Parses users, each perhaps with the queues that it may look at.
 pub(super) fn viewers(text: &str) -> Result<Vec<String>, &'static str> {
     users(text).ok_or(
-        "names of users, separated by commas; after a name perhaps the queues that it may look at: ada=mail+billing",
+        "names of users, each once, separated by commas; after a name perhaps the queues that it may look at: \
+         ada=mail+billing",
     )
 }
 
@@ -73,7 +75,9 @@ fn users(text: &str) -> Option<Vec<String>> {
         }
         None => true,
     };
-    entries.iter().all(is_right).then_some(entries)
+    let user = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_owned();
+    let are_apart = entries.iter().map(user).collect::<HashSet<_>>().len() == entries.len();
+    (are_apart && entries.iter().all(is_right)).then_some(entries)
 }
 
 pub(super) fn yes_or_no(text: &str) -> Result<bool, &'static str> {

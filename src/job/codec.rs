@@ -272,6 +272,19 @@ impl Codecs {
     }
 }
 
+/// What is wrong with JSON that does not fit a type. serde quotes the value, of which no server may see a byte if it is
+/// sealed.
+pub(crate) fn misfit(error: &serde_json::Error, is_sealed: bool) -> String {
+    if !is_sealed {
+        return error.to_string();
+    }
+    format!(
+        "another type is expected at line {} column {}; the value is sealed",
+        error.line(),
+        error.column()
+    )
+}
+
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {

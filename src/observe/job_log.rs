@@ -83,7 +83,8 @@ mod layer {
 
     impl<S: Subscriber + for<'l> LookupSpan<'l>> Layer<S> for JobLogLayer {
         fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-            if LISTED_NOW.load(Relaxed) == 0 || event.metadata().target().starts_with("tenure") {
+            let target = event.metadata().target();
+            if LISTED_NOW.load(Relaxed) == 0 || target == "tenure" || target.starts_with("tenure::") {
                 return;
             }
             let Some(mut scope) = context.event_scope(event) else { return };

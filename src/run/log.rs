@@ -5,10 +5,16 @@
 //!
 //! Not here: where the lines come from (`JobContext::log`, `job_log`).
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
+
+use futures::{StreamExt, stream};
+use tokio::time::timeout;
 
 use super::{context::JobContext, running::RunningJob};
 use crate::{
@@ -18,12 +24,20 @@ use crate::{
 
 /// The most bytes that are kept of an attempt.
 const BYTES_MAX: usize = 64 * 1024;
+/// How many logs of running jobs are written at once.
+const AT_ONCE: usize = 8;
+/// How long a settle waits for the last write of its attempt's log.
+const LAST_WITHIN: Duration = Duration::from_secs(1);
 
 /// The last lines of an attempt. Keeps nothing until it is told to.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
     is_kept: AtomicBool,
     lines: Mutex<Lines>,
+    /// One write at a time: the last one of an attempt must not be overtaken by an earlier one, which would find the
+    /// attempt settled.
+    writing: tokio::sync::Mutex<()>,
+    was_written: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +55,11 @@ impl Tail {
 
     pub(crate) fn is_kept(&self) -> bool {
         self.is_kept.load(Relaxed)
+    }
+
+    /// Whether the job's row in `job_logs` may be there.
+    pub(crate) fn was_written(&self) -> bool {
+        self.was_written.load(Relaxed)
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -100,33 +119,59 @@ impl Lines {
     }
 }
 
+type Writes = Batcher<LogWrite, Result<(), StoreError>>;
+
 /// Writes logs, many in one statement. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct LogWriter(Batcher<LogWrite, Result<(), StoreError>>);
+pub(crate) struct LogWriter {
+    running: Writes,
+    /// Those of attempts that end wait behind no others.
+    ended: Writes,
+}
 
 impl LogWriter {
     pub(crate) fn new(store: &Store) -> Self {
-        let store = store.clone();
-        let bytes = |log: &LogWrite| log.text.len();
-        Self(Batcher::spawn(bytes, move |batch: Vec<LogWrite>| {
+        let writes = || {
             let store = store.clone();
-            async move {
-                let written = store.write_logs(&batch).await;
-                batch.iter().map(|_| written.clone()).collect()
-            }
-        }))
+            Batcher::spawn(
+                |log: &LogWrite| log.text.len(),
+                move |batch: Vec<LogWrite>| {
+                    let store = store.clone();
+                    async move {
+                        let written = store.write_logs(&batch).await;
+                        batch.iter().map(|_| written.clone()).collect()
+                    }
+                },
+            )
+        };
+        Self { running: writes(), ended: writes() }
     }
 
-    /// Writes what a job has printed since the last write. An error is logged, and what was not written waits for the
-    /// next call.
-    pub(crate) async fn write(&self, job: &RunningJob) {
-        let Some((text, is_cut)) = job.log.take() else { return };
-        let Some(Err(error)) = self.0.run(LogWrite { key: job.key, text, is_cut }).await else { return };
-        job.log.put_back();
-        if let Some(left_out) = repeats::tell("logs", &error) {
-            tracing::warn!(%error, left_out,
-                "could not keep what a job has printed; after an update, run postgres/roles.sql");
+    /// Writes what running jobs have printed since the last write, a few at a time: the last write of an attempt may
+    /// wait for one of these.
+    pub(crate) async fn write_running(&self, jobs: Vec<Arc<RunningJob>>) {
+        let writes = jobs.into_iter().map(|job| async move { write(&self.running, &job).await });
+        stream::iter(writes).for_each_concurrent(AT_ONCE, |write| write).await;
+    }
+
+    /// Writes what an attempt that is about to be settled has printed. The settle waits for it, but not for long.
+    pub(crate) async fn write_last(&self, job: &RunningJob) {
+        if timeout(LAST_WITHIN, write(&self.ended, job)).await.is_err() {
+            tracing::warn!("Postgres did not take the last lines of a job's log in time; they are not kept");
         }
+    }
+}
+
+/// An error is logged, and what was not written waits for the next call.
+async fn write(writes: &Writes, job: &RunningJob) {
+    let _one = job.log.writing.lock().await;
+    let Some((text, is_cut)) = job.log.take() else { return };
+    job.log.was_written.store(true, Relaxed);
+    let Some(Err(error)) = writes.run(LogWrite { key: job.key, text, is_cut }).await else { return };
+    job.log.put_back();
+    if let Some(left_out) = repeats::tell("logs", &error) {
+        let hint = if error.is_denied() { "; run postgres/roles.sql again" } else { "" };
+        tracing::warn!(%error, left_out, "could not keep what a job has printed{hint}");
     }
 }
 

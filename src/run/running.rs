@@ -346,7 +346,7 @@ impl RunningJob {
     pub(crate) fn keeps(&self) -> Keeps {
         if !self.rules.no_history {
             Keeps::History
-        } else if self.key.token.0 > 1 || self.has_effects.load(Ordering::Acquire) {
+        } else if self.key.token.0 > 1 || self.has_effects.load(Ordering::Acquire) || self.log.was_written() {
             Keeps::NothingWithTraces
         } else {
             Keeps::Nothing

@@ -17,14 +17,16 @@ use crate::{
     job::{
         JobError, Outcome, causes,
         claim::Claim,
-        codec::{CodecError, Codecs, Part},
+        codec::{CodecError, Codecs, Part, misfit},
         unstorable, unstorable_text,
     },
     observe::{metrics, repeats},
 };
 
-/// How long a job waits that this worker cannot open: a worker with the key may be about to start.
+/// How long a job waits that this worker cannot open: a worker with the key may be about to start. Twice as long each
+/// time, up to five minutes: a hundred thousand such jobs must leave room for others.
 const WAITS: Duration = Duration::from_secs(30);
+const WAITS_MAX: Duration = Duration::from_mins(5);
 
 /// A value that was not opened or sealed.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +57,16 @@ fn not_opened(what: impl Into<String>, error: CodecError) -> JobError {
 }
 
 /// Returns why this worker cannot run the job, and how long it is put off for another one.
-pub(crate) fn put_off(error: &JobError) -> Option<(String, Duration)> {
+pub(crate) fn put_off(error: &JobError, claim: &Claim) -> Option<(String, Duration)> {
+    let why = lacks(error)?;
+    // The claims that were not charged: most are those that ended here.
+    let before = claim.key.token.0.unsigned_abs().saturating_sub(claim.attempt.into());
+    let wait = WAITS.saturating_mul(1 << before.min(4)).min(WAITS_MAX);
+    Some((why, wait.mul_f64(rand::random_range(0.75..1.25))))
+}
+
+/// Returns what this process lacks to open a value, if that is why the attempt has failed.
+fn lacks(error: &JobError) -> Option<String> {
     let of_codec = causes(&*error.source).find_map(|cause| match cause.downcast_ref::<NotDone>() {
         Some(NotDone { error, .. }) => Some(error),
         None => match cause.downcast_ref::<PayloadError>() {
@@ -63,14 +74,13 @@ pub(crate) fn put_off(error: &JobError) -> Option<(String, Duration)> {
             _ => None,
         },
     })?;
-    let is_lacking = of_codec.is_of_this_process();
-    is_lacking.then(|| (error.to_string(), WAITS.mul_f64(rand::random_range(0.75..1.25))))
+    of_codec.is_of_this_process().then(|| error.to_string())
 }
 
 /// Says that this worker has put a job off.
 pub(crate) fn say_put_off(kind: &str, ended: &Ended) {
     if let Ended::Returned(Err(error)) = ended
-        && let Some((why, _)) = put_off(error)
+        && let Some(why) = lacks(error)
     {
         metrics::lacked_key(kind);
         if let Some(left_out) = repeats::tell("sealed", &why) {
@@ -102,7 +112,9 @@ pub(crate) fn seal_output(codecs: &Codecs, kind: &str, ended: Ended) -> Ended {
 }
 
 fn sealed(codecs: &Codecs, kind: &str, part: Part, what: &str, json: String) -> Result<String, JobError> {
-    let sealed = codecs.seal(kind, part, json);
+    // Another process could do no better: the handler has run.
+    let failed = |error: CodecError| CodecError::failed(error.to_string());
+    let sealed = codecs.seal(kind, part, json).map_err(failed);
     sealed.map_err(|error| NotDone { what: what.into(), done: "sealed", error }.into())
 }
 
@@ -137,17 +149,4 @@ impl<S> JobContext<S> {
     pub(crate) fn misfit(&self, error: &serde_json::Error) -> String {
         misfit(error, self.codecs.has(&self.job.claim.kind))
     }
-}
-
-/// What is wrong with JSON that does not fit a type. serde quotes the value, of which no server may see a byte if it is
-/// sealed.
-pub(crate) fn misfit(error: &serde_json::Error, is_sealed: bool) -> String {
-    if !is_sealed {
-        return error.to_string();
-    }
-    format!(
-        "another type is expected at line {} column {}; the value is sealed",
-        error.line(),
-        error.column()
-    )
 }

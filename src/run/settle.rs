@@ -222,7 +222,7 @@ impl Settle {
             metrics::settled(kind, outcome, ran, measures);
             // Only a job that has not run says why it is snoozed.
             let is_held = outcome == AttemptOutcome::Snoozed && said.is_some();
-            if is_held && self.quarantine.watches() {
+            if written.as_ref().is_some_and(|end| end.in_quarantine) {
                 self.quarantine.snoozed(kind, job.key.job);
             }
             self.quarantine.ended(kind, outcome);

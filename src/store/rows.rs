@@ -218,12 +218,23 @@ pub(crate) struct AttemptEnd {
     pub(crate) reason: Option<Reason>,
     /// The name of the event or of the step that the job waits for. If it has come, Postgres sets the delay to zero.
     pub(crate) awaits: Option<String>,
+    /// Its kind is in quarantine, whose end calls the job.
+    pub(crate) in_quarantine: bool,
 }
 
 impl AttemptEnd {
     /// An end without an error, after which the job is due at once.
     pub(crate) const fn new(key: ClaimKey, verdict: AttemptOutcome) -> Self {
-        Self { key, verdict, error: None, category: None, delay: Duration::ZERO, reason: None, awaits: None }
+        Self {
+            key,
+            verdict,
+            error: None,
+            category: None,
+            delay: Duration::ZERO,
+            reason: None,
+            awaits: None,
+            in_quarantine: false,
+        }
     }
 }
 

@@ -209,7 +209,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             Verdict::Written | Verdict::Lost => "complete",
         };
         if let Some(logs) = &self.handlers.logs {
-            logs.write(&job).await;
+            logs.write_last(&job).await;
         }
         let told = job.is_lost();
         let messages = job.end();

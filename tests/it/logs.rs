@@ -157,6 +157,50 @@ async fn what_a_handler_logs_is_kept_if_the_worker_keeps_it() {
     }
 }
 
+/// A write of the running attempt waits for a lock while the attempt prints more and dies: nothing of its log is lost, and
+/// the last write does not overtake it. A lock that lasts does not hold the end of the attempt up.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_lines_of_an_attempt_are_kept_although_an_earlier_write_is_under_way() {
+    let bench = bench_with(|config| config.job_logs = true).await;
+    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let handler = {
+        let gate = gate.clone();
+        move |_: Value, ctx: JobContext| {
+            let gate = gate.clone();
+            async move {
+                ctx.log("first");
+                gate.acquire().await.unwrap().forget();
+                ctx.log("second");
+                Err::<(), _>(JobError::permanent("no"))
+            }
+        }
+    };
+    let options = KindOptions::new().keepalive_every(Duration::from_millis(200));
+    let worker = Worker::builder(&bench.tenure).handle_kind("k", options, handler).concurrency("q", 2);
+    let worker = Running::start(worker);
+    for released_at_once in [true, false] {
+        let job = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap().id;
+        bench
+            .until(&format!("EXISTS (SELECT FROM tenure.jobs WHERE id = '{job}' AND status = 'processing')"))
+            .await;
+        let mut lock = bench.pool.begin().await.unwrap();
+        sqlx::query("LOCK TABLE tenure.job_logs").execute(&mut *lock).await.unwrap();
+        let waits = "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+                                 AND wait_event_type = 'Lock' AND query LIKE '%write_logs%')";
+        bench.until_within(waits, Duration::from_secs(10)).await;
+        gate.add_permits(1);
+        if released_at_once {
+            lock.commit().await.unwrap();
+            bench.until_finished(job).await;
+            assert_eq!(texts(&bench, job).await, ["first\nsecond\n"]);
+        } else {
+            bench.until_finished(job).await;
+            lock.rollback().await.unwrap();
+        }
+    }
+    worker.stop().await;
+}
+
 struct Plain;
 
 impl Codec for Plain {

@@ -210,11 +210,43 @@ async fn a_key_is_rotated_while_jobs_wait_and_a_worker_without_it_puts_them_off(
         let output = row.output_json().unwrap().get();
         assert_eq!((row.attempt, SealedWith::of(output).unwrap().key.as_str()), (1, key));
     }
+    // serde's error would quote the output.
+    let error = rotated.wait_for::<u32>(new, Duration::from_secs(1)).await.unwrap_err().to_string();
+    assert!(error.ends_with("line 1 column 5; the value is sealed"), "{error}");
     let error = before.wait_for::<Value>(new, Duration::from_secs(1)).await.unwrap_err();
     assert!(matches!(error, WaitError::Sealed { error: CodecError::UnknownKey(_), .. }), "{error}");
     let error = bench.tenure.wait_for::<Value>(old, Duration::from_secs(1)).await.unwrap_err();
     assert!(error.to_string().ends_with("cannot be opened: this process has no codec for the kind \"card\""));
     bench.every_job_is_as_it_must_be().await;
+}
+
+/// The end of a quarantine calls its jobs, and so a job that waits for a key must not be among them: it would be claimed
+/// each second.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_waits_for_a_key_waits_although_its_kind_is_watched() {
+    let bench = bench().await;
+    let tenure = process(&bench, &[NEWER]).await;
+    for kind in ["card", "plain"] {
+        bench.tenure.put_quarantine(kind, tenure::kinds::Quarantine::when_failed(0.9)).await.unwrap();
+    }
+    let done = async |_: Value, _: JobContext| Ok::<_, JobError>(());
+    let worker = Running::start(echoing(&bench.tenure).handle_kind("plain", KindOptions::new(), done));
+    let counted = |n: u32| format!("(SELECT coalesce(sum(ended), 0) FROM tenure.quarantine_counts) >= {n}");
+    // The worker knows the rules once it counts.
+    let plain = || JobRequest::new("q", "plain", json!(1));
+    while !bench.value::<bool>(&format!("SELECT {}", counted(1))).await {
+        bench.tenure.enqueue(plain()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let job = tenure.enqueue(card(json!(1))).await.unwrap().id;
+    bench.until("EXISTS (SELECT FROM tenure.job_executions WHERE outcome = 'snoozed')").await;
+    // A later report of the worker would have told of the job.
+    let before: i64 = bench.value("SELECT sum(ended)::bigint FROM tenure.quarantine_counts").await;
+    bench.tenure.enqueue(plain()).await.unwrap();
+    bench.until(&counted(u32::try_from(before).unwrap() + 1)).await;
+    assert_eq!(bench.count("tenure.quarantined_jobs").await, 0);
+    assert_eq!(bench.tenure.executions(job).await.unwrap().len(), 1);
+    worker.stop().await;
 }
 
 /// The payload has the older key, the step's result the newer one, and the next attempt is made by a worker that was
@@ -408,6 +440,7 @@ async fn batches_completions_by_hand_groups_and_schedules_are_sealed() {
     let sealed = "tenure.job_history WHERE output IS NOT NULL AND NOT output ? 'tenure.sealed'";
     assert_eq!(bench.count(sealed).await, 0);
     let ticking = Schedule::new("hourly", "0 * * * *", card(json!({}))).tick_field("at");
+    assert!(!format!("{:?}", card(json!(SECRET))).contains(SECRET));
     let error = tenure.put_schedule(ticking).await.unwrap_err().to_string();
     assert!(error.contains("tick_field cannot be put into a payload that a codec seals"), "{error}");
     bench.every_job_is_as_it_must_be().await;

@@ -135,17 +135,19 @@ impl<S> JobContext<S> {
     /// Returns the result of a step that an earlier attempt has recorded, as JSON text.
     async fn recorded_step(&self, name: &str) -> Result<Option<String>, JobError> {
         let recorded = self.recorded(name).await?;
-        self.result(name, recorded.map(|(_, recorded)| recorded)).await
+        let Some(result) = self.result(name, recorded.map(|(_, recorded)| recorded)).await? else {
+            return Ok(None);
+        };
+        self.open(Part::Result, &format!("the recorded result of step {name:?}"), result).map(Some)
     }
 
     async fn result(&self, name: &str, recorded: Option<Recorded>) -> Result<Option<String>, JobError> {
-        let result = match recorded {
-            Some(Recorded::Step(Some(result))) => result,
-            Some(Recorded::Step(None)) => self.result_of(name).await?,
-            Some(Recorded::Sleep(_) | Recorded::Other) => return Err(taken(name)),
-            None => return Ok(None),
-        };
-        self.open(Part::Result, &format!("the recorded result of step {name:?}"), result).map(Some)
+        match recorded {
+            Some(Recorded::Step(Some(result))) => Ok(Some(result)),
+            Some(Recorded::Step(None)) => self.result_of(name).await.map(Some),
+            Some(Recorded::Sleep(_) | Recorded::Other) => Err(taken(name)),
+            None => Ok(None),
+        }
     }
 
     /// Lets the job sleep, without a slot, a message or an attempt: returns the error [`ContextError::Suspended`],
@@ -326,8 +328,8 @@ impl<S> JobContext<S> {
 /// The calls of handlers in other processes.
 #[cfg(feature = "gateway")]
 impl<S> JobContext<S> {
-    /// Returns the result of a step that an earlier attempt has recorded, as JSON text. Keeps nothing for the next
-    /// call.
+    /// Returns the result of a step that an earlier attempt has recorded, as JSON text, sealed or not: that process
+    /// opens it. Keeps nothing for the next call.
     pub(crate) async fn recorded_alone(&self, name: &str) -> Result<Option<String>, JobError> {
         let recorded = self.one_recorded(name).await?;
         self.result(name, recorded).await

@@ -22,8 +22,10 @@ use super::{
     steps::{AGAIN, taken},
 };
 use crate::{
-    job::{JobError, JobId, check_key, codec::is_sealed},
-    run::sealing::misfit,
+    job::{
+        JobError, JobId, check_key,
+        codec::{is_sealed, misfit},
+    },
     store::groups::{EndBefore, EventSeen, StepStates},
 };
 

@@ -126,7 +126,8 @@ impl Attempt<'_> {
 
     /// The handler has not run.
     fn waits(&self, InQuarantine { why, delay }: InQuarantine) -> Verdict {
-        Verdict::End(AttemptEnd { delay, error: Some(why), ..self.end(AttemptOutcome::Snoozed) })
+        let end = AttemptEnd { delay, error: Some(why), ..self.end(AttemptOutcome::Snoozed) };
+        Verdict::End(AttemptEnd { in_quarantine: true, ..end })
     }
 
     /// The handler sleeps. `None`: it has failed.
@@ -142,8 +143,9 @@ impl Attempt<'_> {
 
     /// This worker cannot open what the job carries. `None`: that is not why it has failed.
     fn put_off(&self, error: &JobError) -> Option<Verdict> {
-        let (why, delay) = sealing::put_off(error)?;
-        self.asked.is_none().then(|| self.waits(InQuarantine { why, delay }))
+        let (error, delay) = sealing::put_off(error, &self.job.claim)?;
+        let end = || AttemptEnd { delay, error: Some(error), ..self.end(AttemptOutcome::Snoozed) };
+        self.asked.is_none().then(|| Verdict::End(end()))
     }
 
     /// The handler returned an error.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use futures::future::join_all;
 use tokio::time::sleep;
 
 use super::{Work, jittered};
@@ -22,7 +21,7 @@ impl Work for KeepLogs {
     async fn run(self) {
         loop {
             sleep(jittered(EVERY)).await;
-            join_all(self.running.all().iter().map(|job| self.logs.write(job))).await;
+            self.logs.write_running(self.running.all()).await;
         }
     }
 }

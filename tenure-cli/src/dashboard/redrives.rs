@@ -107,8 +107,8 @@ fn which(of: &RedriveRow) -> String {
         Value::Array(tags) => Some(tags.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" ")),
         value => value.as_str().map(str::to_owned),
     };
-    let names = ["kind", "queue", "category", "group", "tags", "error"];
-    let said = names.iter().filter_map(|name| Some(format!("{name} {}", named(name)?)));
+    let fields_shown = ["kind", "queue", "category", "group", "tags", "error"];
+    let said = fields_shown.iter().filter_map(|name| Some(format!("{name} {}", named(name)?)));
     let said = said.collect::<Vec<_>>().join(", ");
     if said.is_empty() { "all dead letters".into() } else { said }
 }

@@ -558,6 +558,8 @@ async fn a_wrong_list_of_viewers_is_refused_at_the_start() {
         (&[proxy, ("TENURE_SERVE_VIEWERS", "ada=two words")][..], shape),
         (&[proxy, ("TENURE_SERVE_VIEWERS", "ada=")], shape),
         (&[proxy, ("TENURE_SERVE_VIEWERS", "=mail")], shape),
+        // The last one would count, and show ada everything.
+        (&[proxy, ("TENURE_SERVE_VIEWERS", "ada=mail,ada")], "each once"),
         (&[proxy, ("TENURE_SERVE_VIEWERS", " , ")], shape),
         (&[("TENURE_SERVE_VIEWERS", "ada")], "TENURE_SERVE_AUTH=proxy"),
         (

@@ -50,6 +50,9 @@ async fn a_step_is_recorded_once_and_handed_to_every_later_attempt() {
     let (one, two) = tokio::join!(worker.raw("w.q.step", &text), worker.raw("w.q.step", &text));
     assert_eq!((&one, &two), (&recorded, &recorded), "repeated, it does what the first one did");
     assert_eq!(worker.step(&first, "null", Value::Null).await, json!({"recorded": true}));
+    // A worker in another language opens what it has sealed: the gateway has no codec.
+    let sealed = json!({"tenure.sealed": {"key": "k", "kind": "k", "data": ""}});
+    assert_eq!(worker.step(&first, "sealed", sealed.clone()).await, json!({"recorded": true}));
     assert_eq!(worker.settle(&first, json!({"outcome": "retry", "after_ms": 1})).await, json!("settled"));
 
     let second = worker.one().await;
@@ -67,6 +70,7 @@ async fn a_step_is_recorded_once_and_handed_to_every_later_attempt() {
     let answer = String::from_utf8(answer.payload.to_vec()).unwrap();
     assert!(answer.contains("1.000000000000000000001"), "all digits: {answer}");
     assert_eq!(ask("null").await["ok"], json!({"recorded": true, "result": null}));
+    assert_eq!(ask("sealed").await["ok"], json!({"recorded": true, "result": sealed}));
     assert_eq!(ask("other").await["ok"], json!({"recorded": false}));
     let again = worker.ask("step", call(&second, "fetch", json!({"result": 2}))).await;
     assert_eq!((&again["error"]["code"], &again["error"]["retry"]), (&json!("refused"), &json!(false)));

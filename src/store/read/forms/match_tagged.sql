@@ -1,11 +1,12 @@
--- match_tagged: match_jobs.sql for jobs with certain tags, found by the first of these.
+-- match_tagged: match_jobs.sql for jobs that have all of certain tags.
 --
---   $1 to $12 as in match_jobs.sql  $13 tags: see tagged_jobs.sql
+--   $1 to $12 as in match_jobs.sql  $13 tags
 --
+-- It begins with the live jobs and the dead letters, not with the tags: most jobs of a tag have finished.
 -- Made of parts: `scripts/statement match_tagged` prints it whole.
 SELECT id
--- include read/parts/tagged_jobs.sql
-   AND status IN ('queued', 'processing', 'failed')
+  FROM tenure.all_jobs j
+ WHERE status IN ('queued', 'processing', 'failed')
    AND CASE WHEN $12 = 'cancel' THEN
 -- include read/parts/can_cancel.sql
             ELSE
@@ -13,5 +14,8 @@ SELECT id
        END
    AND
 -- include read/parts/job_filter.sql
- ORDER BY t.job_id DESC
+   AND NOT EXISTS (
+       SELECT FROM unnest($13::text[]) AS wanted(tag)
+        WHERE NOT EXISTS (SELECT FROM tenure.job_tags o WHERE o.job_id = j.id AND o.tag = wanted.tag))
+ ORDER BY id DESC
  LIMIT $11
