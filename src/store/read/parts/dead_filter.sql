@@ -2,7 +2,7 @@
 --
 --   $1 queue or NULL  $2 kind or NULL  $3 category or NULL  $4 seconds since they died, at least
 --   $5 text in the error or NULL  $6 died no later than this, or NULL  $7 group or NULL: see error_group.sql
---   $8 tags that the job has, or NULL
+--   $8 tags that the job has, or NULL. OFFSET: or the planner could read all tags as a whole
        ($1::text IS NULL OR queue = $1)
    AND ($2::text IS NULL OR kind = $2)
    AND ($3::text IS NULL OR category = $3)
@@ -14,4 +14,4 @@
        )
    AND ($8::text[] IS NULL OR NOT EXISTS (
            SELECT FROM unnest($8::text[]) AS wanted(tag)
-            WHERE NOT EXISTS (SELECT FROM tenure.job_tags t WHERE t.job_id = id AND t.tag = wanted.tag)))
+            WHERE NOT EXISTS (SELECT FROM tenure.job_tags t WHERE t.job_id = id AND t.tag = wanted.tag OFFSET 0)))
