@@ -118,6 +118,20 @@ fn task() -> Task {
     }
 }
 
+/// The subject and the headers of a job that is published.
+fn submission(task: &Task) -> (String, async_nats::HeaderMap) {
+    let mut headers = async_nats::HeaderMap::new();
+    let mut queue = if task.foreign { FOREIGN_QUEUE } else { Task::QUEUE };
+    if let Some(lane) = &task.lane {
+        headers.insert("Tenure-Lane", lane.as_str());
+        queue = LANES;
+    }
+    if task.tagged {
+        headers.insert("Tenure-Tags", TAG);
+    }
+    (format!("jobs.{queue}.task"), headers)
+}
+
 fn request(task: Task) -> JobRequest {
     let (lane, foreign, tagged) = (task.lane.clone(), task.foreign, task.tagged);
     let request = match lane {
@@ -290,18 +304,7 @@ pub async fn producer(hold: &Path) {
             note("tried", "submission", n, "");
             let body = serde_json::to_vec(&task).expect("JSON");
             for _ in 0..5 {
-                let mut headers = async_nats::HeaderMap::new();
-                let mut subject = "jobs.chaos.task".to_owned();
-                if task.foreign {
-                    subject = format!("jobs.{FOREIGN_QUEUE}.task");
-                }
-                if let Some(lane) = &task.lane {
-                    headers.insert("Tenure-Lane", lane.as_str());
-                    subject = format!("jobs.{LANES}.task");
-                }
-                if task.tagged {
-                    headers.insert("Tenure-Tags", TAG);
-                }
+                let (subject, headers) = submission(&task);
                 let message = jetstream::message::PublishMessage::build()
                     .payload(body.clone().into())
                     .headers(headers)
