@@ -157,7 +157,7 @@ struct Envelope<'e> {
     data: std::borrow::Cow<'e, str>,
 }
 
-/// Reads a sealed value. `None`: the JSON is none.
+/// Reads a sealed value. `None`: the JSON is no sealed value.
 fn envelope(json: &str) -> Option<Envelope<'_>> {
     if !BEGIN.iter().any(|begin| json.starts_with(begin)) {
         return None;
