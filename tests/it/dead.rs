@@ -278,7 +278,11 @@ async fn the_command_line_shows_redrives_and_purges() {
     let (code, out, _) = run(format!("jobs retry {id}")).await;
     assert!(code == 1 && text(out).contains("enqueue a new one"));
     for (arguments, code, expected) in [
-        ("dead redrive", 2, "name what to redrive: IDs, --queue, --kind, --category, --group or --all"),
+        (
+            "dead redrive",
+            2,
+            "name what to redrive: IDs, --queue, --kind, --category, --group, --tag or --all",
+        ),
         ("dead purge", 2, "--older-than"),
         ("dead purge --older-than -3d", 2, "older-than"),
         ("dead list --category lots", 2, "possible values: exhausted, permanent, lost, silent"),

@@ -24,8 +24,9 @@ async fn a_worker_behind_a_gateway_gets_no_job_of_a_kind_in_quarantine_but_the_o
     let worker = Foreign::start(&bench, "one").await;
     let snoozed = "tenure.job_executions WHERE outcome = 'snoozed' AND error LIKE 'the kind is in quarantine: 9 of 10 %'";
     // It hands jobs out until it has heard of the quarantine.
+    let until = std::time::Instant::now() + Duration::from_secs(20);
     for n in 0.. {
-        assert!(n < 100, "no job waits");
+        assert!(std::time::Instant::now() < until, "no job waits");
         enqueue(&bench, "charge", json!(n)).await;
         for job in worker.take(1, 300).await {
             worker.settle(&job, json!({"outcome": "complete"})).await;
