@@ -12,9 +12,14 @@ use std::{
     fs,
     io::{self, Read, Seek, SeekFrom},
     net::{Ipv4Addr, TcpListener},
+    ops::Range,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU16, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -157,8 +162,24 @@ impl Drop for Guarded {
     }
 }
 
-/// Returns a loopback port that was free a moment ago.
-fn free_port() -> Result<u16, DevError> {
+/// Below the ports that Linux (from 32,768) and the others (from 49,152) give to outgoing connections.
+const PORTS: Range<u16> = 20_000..32_768;
+
+/// Returns a loopback port that no process listens on.
+///
+/// No outgoing connection gets it, so that a server can begin to listen there later, or again.
+///
+/// # Errors
+///
+/// [`DevError`]: no port is free.
+pub fn free_port() -> Result<u16, DevError> {
+    // Each process begins elsewhere, and goes on from there: it returns no port twice.
+    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random()));
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let next = |_| PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
+    if let Some(port) = PORTS.map(next).find(is_free) {
+        return Ok(port);
+    }
     let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     Ok(bound.map_err(DevError::io("find a free port"))?.port())
 }

@@ -3,7 +3,6 @@
 //! The test takes them from the file as they stand, and replaces only the names of hosts and the ports.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -11,7 +10,7 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
-use tenure::dev::{Nats, Postgres};
+use tenure::dev::{Nats, Postgres, free_port};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -121,10 +120,6 @@ impl Compose {
     }
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
-}
-
 /// The status line of a path, requested without a password.
 async fn status(port: u16, path: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -182,7 +177,7 @@ async fn the_compose_file_migrates_works_serves_and_stops_in_time() {
     let mut migrate = compose.start("migrate", 0);
     assert_eq!(migrate.wait().await, Some(0), "{}", migrate.log());
 
-    let (worker_port, serve_port) = (free_port(), free_port());
+    let [worker_port, serve_port] = [(); 2].map(|()| free_port().unwrap());
     let mut worker = compose.start("worker", worker_port);
     let mut serve = compose.start("serve", serve_port);
     compose.until_healthy("worker", worker_port, &worker).await;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use tenure::internals::Parts as _;
+use tenure::{dev::free_port, internals::Parts as _};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::Command,
     time::{Instant, sleep, timeout},
 };
@@ -59,9 +59,7 @@ const AIM_MS: f64 = 200.0;
 pub(super) async fn pages(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     ensure!(arena.is_private(), "the pages are measured on private servers only");
     arena.tenure.store().bench_fill(plan.jobs).await.context("fill the database")?;
-    let free = TcpListener::bind("127.0.0.1:0").await?;
-    let address = free.local_addr()?.to_string();
-    drop(free);
+    let address = format!("127.0.0.1:{}", free_port()?);
     let mut serve = Command::from(arena.command());
     let _serve = serve.args(["serve", "--listen", &address, "--actions"]).kill_on_drop(true).spawn()?;
     let since = Instant::now();

@@ -8,7 +8,10 @@ use async_nats::jetstream::{
 };
 use rustix::process::Signal;
 use serde_json::json;
-use tenure::{Config, JobRequest, Tenure, dev::Nats};
+use tenure::{
+    Config, JobRequest, Tenure,
+    dev::{Nats, free_port},
+};
 
 use super::{all_done_once, enqueue, linked, none_was_charged, worker};
 use crate::{
@@ -198,9 +201,7 @@ async fn a_cluster_goes_on_without_the_streams_leader_and_without_a_majority_enq
     let bench = bench_with(steady).await;
     let folder = run_folder().join(format!("cluster-{}", bench.config.stream));
     std::fs::create_dir_all(&folder).unwrap();
-    let ports: Vec<u16> = (0..3)
-        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port())
-        .collect();
+    let ports = [(); 3].map(|()| free_port().unwrap());
     let routes: Vec<_> = ports.iter().map(|port| format!("\"nats://127.0.0.1:{port}\"")).collect();
     let mut servers = Vec::new();
     for (n, port) in ports.iter().enumerate() {

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use tenure::{EnqueueError, JobRequest, Tenure, dev::Postgres};
+use tenure::{
+    EnqueueError, JobRequest, Tenure,
+    dev::{Postgres, free_port},
+};
 
 use super::{all_done_once, enqueue, none_was_charged, worker};
 use crate::harness::{Bench, Running, bench, bench_with, bench_with_servers, run_folder};
@@ -367,7 +370,7 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
     let postgres: &Postgres = &bench.own.as_ref().unwrap().postgres;
     let folder = run_folder().join(format!("pgbouncer-{}", postgres.port()));
     std::fs::create_dir_all(&folder).unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port().unwrap();
     let password = bench.config.database_url.split(':').nth(2).unwrap().split('@').next().unwrap();
     let users = folder.join("users.txt");
     std::fs::write(&users, format!("\"tenure\" \"{password}\"\n")).unwrap();

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -31,7 +31,7 @@ impl Answer {
 
 /// A free address.
 pub fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    (Ipv4Addr::LOCALHOST, tenure::dev::free_port().unwrap()).into()
 }
 
 /// Returns `None` if no process listens. Without a `Host` among the headers, the address is used.
