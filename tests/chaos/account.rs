@@ -97,6 +97,27 @@ const NEVER: &[Never] = &[
         found: "SELECT n FROM chaos.found GROUP BY n HAVING count(*) > 1",
         breaks: "INSERT INTO chaos.found SELECT * FROM chaos.found LIMIT 1",
     },
+    Never {
+        what: "ticks that made two jobs, or none",
+        found: "SELECT at FROM (SELECT at, at - lag(at) OVER (ORDER BY at) AS gap FROM chaos.ticks) t
+          WHERE gap <> interval '5 s'",
+        breaks: "INSERT INTO chaos.ticks SELECT * FROM chaos.ticks LIMIT 1",
+    },
+    Never {
+        what: "jobs that a server can read although they are sealed",
+        found: "SELECT id FROM chaos.found WHERE kind = 'hidden' AND NOT is_sealed",
+        breaks: "UPDATE chaos.found SET is_sealed = false WHERE kind = 'hidden'",
+    },
+    Never {
+        what: "recorded steps of which two attempts saw different results",
+        found: "SELECT n FROM chaos.steps GROUP BY n HAVING count(DISTINCT drawn) > 1",
+        breaks: "INSERT INTO chaos.steps SELECT n, gen_random_uuid() FROM chaos.steps LIMIT 1",
+    },
+    Never {
+        what: "logs with a line of another attempt",
+        found: "SELECT job_id FROM chaos.logs WHERE text <> format(E'token %s\\n', fencing_token)",
+        breaks: "UPDATE chaos.logs SET fencing_token = fencing_token + 1",
+    },
     // A job whose payload is replaced keeps the tags of its first enqueue.
     Never {
         what: "jobs that lost their tag, or have one that they were not given",
@@ -139,7 +160,7 @@ const NEVER: &[Never] = &[
     Never {
         what: "completed jobs without their effect",
         found: "SELECT f.id FROM chaos.found f WHERE status = 'completed' AND NOT is_foreign AND NOT EXISTS (SELECT FROM chaos.effects e
-            WHERE e.n = f.n AND e.way = CASE f.act WHEN 'together' THEN 'together' ELSE 'once' END)",
+            WHERE e.n = f.n AND e.way = CASE WHEN f.act = 'together' AND f.kind = 'task' THEN 'together' ELSE 'once' END)",
         breaks: "DELETE FROM chaos.effects WHERE n = (SELECT n FROM chaos.found WHERE status = 'completed' AND NOT is_foreign LIMIT 1)",
     },
     Never {
@@ -237,6 +258,17 @@ pub async fn account(
             "  of which a failure cancelled",
             "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL AND status = 'cancelled'",
         ),
+        ("jobs called in batches", "SELECT count(*) FROM chaos.found WHERE kind = 'batched'"),
+        (
+            "  lost, uncharged",
+            "SELECT count(*) FROM chaos.attempts a JOIN chaos.found f ON f.id = a.job_id
+             WHERE f.kind = 'batched' AND a.outcome = 'lost'",
+        ),
+        ("  calm redrives of dead ones", "SELECT count(*) FROM tenure.redrives"),
+        ("sealed jobs", "SELECT count(*) FROM chaos.found WHERE kind = 'hidden'"),
+        ("jobs with steps and a pause", "SELECT count(DISTINCT n) FROM chaos.steps"),
+        ("logs of attempts", "SELECT count(*) FROM chaos.logs"),
+        ("ticks of a schedule", "SELECT count(*) FROM chaos.ticks"),
         ("jobs in lanes", "SELECT count(*) FROM chaos.found WHERE lane IS NOT NULL"),
         ("  at most at once in one", "SELECT coalesce(max(n), 0)::bigint FROM chaos.at_once"),
         ("  at most started in a second in one", "SELECT coalesce(max(n), 0) FROM chaos.in_a_second"),
@@ -344,13 +376,20 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
         "ALTER TABLE chaos.journal ADD COLUMN key text, ADD COLUMN seq int",
         "UPDATE chaos.journal SET key = split_part(way, '/', 2), seq = split_part(way, '/', 3)::int, way = 'debounce'
           WHERE starts_with(way, 'debounce/')",
-        "CREATE TABLE chaos.found AS SELECT id, status, attempt, max_attempts, (payload->>'n')::uuid AS n,
+        "CREATE TABLE chaos.ticks AS SELECT (payload->>'at')::timestamptz AS at FROM tenure.all_jobs WHERE kind = 'tick'",
+        "CREATE TABLE chaos.logs AS SELECT job_id, fencing_token, text FROM tenure.job_logs",
+        "CREATE TABLE chaos.found AS SELECT id, kind, status, attempt, max_attempts,
+                CASE kind WHEN 'hidden'
+                     THEN (SELECT substring(k.key FROM '[0-9a-f-]{36}$')::uuid FROM tenure.job_keys k WHERE k.job_id = all_jobs.id LIMIT 1)
+                     ELSE (payload->>'n')::uuid END AS n,
+                payload ? 'tenure.sealed' AND coalesce(output ? 'tenure.sealed', true) AS is_sealed,
                 payload->>'act' AS act, payload->>'lane' AS lane, payload->>'debounce' AS key,
                 (payload->>'before')::uuid AS before, payload->>'on_failure' AS on_failure, (payload->>'seq')::int AS seq,
                 queue = 'chaos-foreign' AS is_foreign, output, message,
                 coalesce((payload->>'tagged')::bool, false) AS tagged,
                 EXISTS (SELECT FROM tenure.job_tags t WHERE t.job_id = all_jobs.id AND t.tag = 'chaos') AS has_tag,
-                (SELECT category FROM tenure.dead_letter_jobs d WHERE d.id = all_jobs.id) AS category FROM tenure.all_jobs",
+                (SELECT category FROM tenure.dead_letter_jobs d WHERE d.id = all_jobs.id) AS category
+           FROM tenure.all_jobs WHERE kind <> 'tick'",
         "CREATE TABLE chaos.attempts AS SELECT * FROM tenure.job_executions_all",
         // The fence is checked right before the commit, and so the time of the statement is not enough.
         "ALTER TABLE chaos.effects ADD COLUMN committed_at timestamptz",

@@ -16,6 +16,7 @@
 )]
 
 mod account;
+mod kinds;
 mod nemesis;
 mod plan;
 mod process;
@@ -36,9 +37,10 @@ use std::{
 
 use clap::Parser;
 use sqlx::{PgPool, postgres::PgPoolOptions};
-use tenure::{Config, Tenure, dev::Servers, lanes::Lanes};
+use tenure::{Config, Job as _, Tenure, dev::Servers, lanes::Lanes, redrives::CalmRedrive, rows::DeadFilter};
 
 use crate::{
+    kinds::Batched,
     nemesis::Nemesis,
     plan::{FOREIGN, WORKERS, counts, plan},
     process::{Journal, Process, Program},
@@ -105,6 +107,9 @@ const TIMERS: &[(&str, &str)] = &[
     ("TENURE_CANCEL_GRACE", "500ms"),
     ("TENURE_DATABASE_WITHIN", "1500ms"),
 ];
+/// How long a cancellation waits for the next, in all, and how many of them pass between two redrives.
+const CANCEL_EVERY: Duration = Duration::from_millis(700);
+const CANCELS_PER_REDRIVE: u32 = 10;
 
 /// Starts the workers, those in other languages, and the producer.
 async fn start_all(
@@ -119,6 +124,7 @@ async fn start_all(
         let mut variables: Vec<(String, String)> =
             TIMERS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         variables.push(("TENURE_CHAOS_ROLE".into(), "worker".into()));
+        variables.push(("TENURE_JOB_LOGS".into(), "true".into()));
         variables.push(("TENURE_HOSTNAME".into(), host.into()));
         variables.push(("TENURE_RUNTIME_DIR".into(), folder.join("run").to_string_lossy().into_owned()));
         let log = folder.join(format!("{}.log", host.replace('%', "percent")));
@@ -222,6 +228,9 @@ async fn chaos(args: Args) -> bool {
 
     println!("chaos: no more faults; every job and message must end");
     nemesis.heal().await;
+    while tenure.remove_schedule(kinds::TICK).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
     let ended = account::everything_ended(&pool, &nemesis, Duration::from_secs(180)).await;
     let deaths = nemesis.stop().await;
     let (done, skipped) = nemesis.injected();
@@ -254,10 +263,12 @@ async fn prepare(tenure: &Tenure, pool: &PgPool, rate: u32) {
     tenure.setup(&["chaos".into(), LANES.into(), FOREIGN_QUEUE.into()]).await.unwrap();
     let lanes = Lanes::new().running(RUNNING).rate(rate, Duration::from_secs(1)).burst(rate);
     tenure.put_lanes(LANES, lanes).await.unwrap();
+    tenure.put_schedule(kinds::ticks()).await.unwrap();
     for sql in [
         "CREATE SCHEMA chaos",
         "CREATE TABLE chaos.effects (way text, n uuid, token bigint, at timestamptz DEFAULT clock_timestamp())",
         "CREATE TABLE chaos.orders (n uuid)",
+        "CREATE TABLE chaos.steps (n uuid, drawn uuid)",
         "CREATE TABLE chaos.journal (n uuid PRIMARY KEY, way text, accepted bool, cancelled bool)",
         "CREATE TABLE chaos.limits (running bigint, starts bigint)",
     ] {
@@ -268,10 +279,19 @@ async fn prepare(tenure: &Tenure, pool: &PgPool, rate: u32) {
     limits.bind(i64::from(RUNNING)).bind(i64::from(3 * rate)).execute(pool).await.unwrap();
 }
 
-/// Cancels a job now and then, and notes the jobs that were reported as cancelled.
+/// Cancels a job now and then, and notes the jobs that were reported as cancelled. Redrives dead letters, calmly: most
+/// fail again, as planned, and the redrive stops.
 async fn cancel_some(tenure: Tenure, journal: Arc<Mutex<Journal>>, over: Arc<AtomicBool>) {
-    while !over.load(Ordering::SeqCst) {
-        tokio::time::sleep(Duration::from_millis(700)).await;
+    for n in 0_u32.. {
+        if over.load(Ordering::SeqCst) {
+            return;
+        }
+        tokio::time::sleep(CANCEL_EVERY).await;
+        if n % CANCELS_PER_REDRIVE == 0 {
+            // A redrive that is under way, or a Postgres that is away, refuses it.
+            let calm = CalmRedrive::new().canary(3).then_rate(5, Duration::from_secs(1)).stop_at(0.5);
+            tenure.redrive_calmly(&DeadFilter::new().kind(Batched::KIND), calm).await.ok();
+        }
         let Some((n, id)) = journal.lock().unwrap().youngest() else { continue };
         if let Ok(tenure::jobs::CancelOutcome::Cancelled) = tenure.cancel(id).await {
             journal.lock().unwrap().cancelled(n);

@@ -9,13 +9,15 @@ use std::{
 use async_nats::jetstream;
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool, postgres::PgPoolOptions};
 use tenure::{
     Backoff, Config, FencingToken, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure,
-    Worker, groups::OnFailure,
+    Worker, codec::Part, groups::OnFailure,
 };
 use uuid::Uuid;
+
+use crate::kinds::{Batched, Hidden, TICK, batch, codecs, run_batch, run_hidden};
 
 /// A job, numbered by the producer, so that the account does not depend on tenure's ids.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -31,6 +33,9 @@ pub struct Task {
     /// Whether it has a tag.
     #[serde(default)]
     pub tagged: bool,
+    /// How it is called, and what its row shows of it.
+    #[serde(default)]
+    pub form: Form,
     /// The key of a debounced job, and the number of the payload among those of its key.
     #[serde(default)]
     pub debounce: Option<String>,
@@ -44,6 +49,16 @@ pub struct Task {
     pub members: Vec<Uuid>,
     #[serde(default)]
     pub on_failure: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Form {
+    #[default]
+    Plain,
+    /// In batches with others.
+    Batched,
+    /// Sealed.
+    Hidden,
 }
 
 /// The tag of a third of the jobs.
@@ -71,7 +86,8 @@ impl Job for Task {
 
 /// Acts, and how often each occurs in a thousand jobs.
 const ACTS: &[(&str, u32)] = &[
-    ("once", 380),
+    ("once", 330),
+    ("steps", 50),
     ("fenced", 250),
     ("together", 200),
     ("fails at first", 60),
@@ -103,24 +119,48 @@ fn task() -> Task {
     };
     let lasts_ms = rand::random_range(0..lasts_ms);
     let foreign = lane.is_none() && rand::random_range(0..3) == 0;
+    let form = match rand::random_range(0..8) {
+        _ if foreign => Form::Plain,
+        0 => Form::Batched,
+        1 => Form::Hidden,
+        _ => Form::Plain,
+    };
+    // The account cannot read what a hidden job was to do.
+    let act = if form == Form::Hidden { "once".to_owned() } else { act() };
     Task {
         n: Uuid::new_v4(),
-        act: act(),
+        act,
         lasts_ms,
         lane,
         foreign,
+        form,
         debounce: None,
         seq: None,
-        tagged: rand::random_range(0..3) == 0,
+        tagged: form != Form::Hidden && rand::random_range(0..3) == 0,
         before: None,
         members: vec![],
         on_failure: None,
     }
 }
 
-/// The subject and the headers of a job that is published.
-fn submission(task: &Task) -> (String, async_nats::HeaderMap) {
+/// A plain job: one in a group, or one that later ones may replace.
+fn plain_task() -> Task {
+    Task { form: Form::Plain, foreign: false, ..task() }
+}
+
+/// The subject, the headers and the body of a job that is published.
+fn submission(tenure: &Tenure, task: &Task) -> (String, async_nats::HeaderMap, String) {
     let mut headers = async_nats::HeaderMap::new();
+    let mut body = serde_json::to_string(task).expect("JSON");
+    let kind = match task.form {
+        Form::Plain => Task::KIND,
+        Form::Batched => Batched::KIND,
+        Form::Hidden => {
+            headers.insert("Tenure-Idempotency-Key", task.n.to_string());
+            body = tenure.codecs().seal(Hidden::KIND, Part::Payload, body).expect("a sealed payload");
+            Hidden::KIND
+        }
+    };
     let mut queue = if task.foreign { FOREIGN_QUEUE } else { Task::QUEUE };
     if let Some(lane) = &task.lane {
         headers.insert("Tenure-Lane", lane.as_str());
@@ -129,20 +169,33 @@ fn submission(task: &Task) -> (String, async_nats::HeaderMap) {
     if task.tagged {
         headers.insert("Tenure-Tags", TAG);
     }
-    (format!("jobs.{queue}.task"), headers)
+    (format!("jobs.{queue}.{kind}"), headers, body)
 }
 
 fn request(task: Task) -> JobRequest {
     let (lane, foreign, tagged) = (task.lane.clone(), task.foreign, task.tagged);
+    let request = match task.form {
+        Form::Plain => JobRequest::from(task),
+        Form::Batched => JobRequest::from(Batched(task)),
+        Form::Hidden => {
+            let key = task.n.to_string();
+            JobRequest::from(Hidden(task)).unique_key(key)
+        }
+    };
     let request = match lane {
-        Some(lane) => JobRequest::from(task).queue(LANES).lane(lane),
-        None if foreign => JobRequest::from(task).queue(FOREIGN_QUEUE),
-        None => JobRequest::from(task),
+        Some(lane) => request.queue(LANES).lane(lane),
+        None if foreign => request.queue(FOREIGN_QUEUE),
+        None => request,
     };
     if tagged { request.tag(TAG) } else { request }
 }
 
-async fn insert(tx: &mut PgConnection, table: &str, n: Uuid, token: FencingToken) -> Result<(), JobError> {
+pub async fn insert(
+    tx: &mut PgConnection,
+    table: &str,
+    n: Uuid,
+    token: FencingToken,
+) -> Result<(), JobError> {
     let sql = match table {
         "once" => "INSERT INTO chaos.effects (way, n, token) VALUES ('once', $1, $2)",
         "fenced" => "INSERT INTO chaos.effects (way, n, token) VALUES ('fenced', $1, $2)",
@@ -152,9 +205,10 @@ async fn insert(tx: &mut PgConnection, table: &str, n: Uuid, token: FencingToken
     Ok(())
 }
 
-async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
+pub async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
     let (n, token) = (task.n, ctx.token());
     let first = token.0 == 1;
+    ctx.log(&format!("token {token}"));
     let steps = task.lasts_ms / 50;
     for step in 0..steps {
         #[expect(clippy::cast_precision_loss, reason = "percents")]
@@ -176,6 +230,17 @@ async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobError> {
         "panics" if ctx.attempt() < 4 => panic!("as planned"),
         "panics" => return Err(JobError::permanent("as planned, at last")),
         "aborts at first" if first => std::process::abort(),
+        // The attempts before and after the pause must see the same result.
+        "steps" => {
+            let drawn = ctx.step("draw", async || Ok(Uuid::new_v4())).await?;
+            ctx.fenced_tx(async |tx| {
+                let sql = "INSERT INTO chaos.steps (n, drawn) VALUES ($1, $2)";
+                sqlx::query(sql).bind(n).bind(drawn).execute(tx).await?;
+                Ok(())
+            })
+            .await?;
+            ctx.sleep("pause", Duration::from_millis(300)).await?;
+        }
         "snoozes" if first => return Ok(Outcome::Snooze(Duration::from_millis(700))),
         "blocks" => std::thread::sleep(Duration::from_millis(1_500)),
         // Silent for longer than stale_after.
@@ -201,7 +266,7 @@ async fn look_back(task: &Task, ctx: &JobContext<PgPool>) -> Result<(), JobError
 
 pub async fn worker() {
     let config = Config::from_env().expect("the configuration");
-    let tenure = Tenure::connect(&config).await.expect("a connection");
+    let tenure = Tenure::builder(&config).codecs(codecs()).connect().await.expect("a connection");
     let pool = PgPoolOptions::new()
         .max_connections(8)
         .acquire_timeout(Duration::from_secs(3))
@@ -212,6 +277,9 @@ pub async fn worker() {
     let ended = Worker::builder(&tenure)
         .state(pool)
         .handle_with(KindOptions::new().backoff(backoff), run)
+        .handle_with(KindOptions::new().backoff(backoff), run_hidden)
+        .handle_batch_with(batch(), KindOptions::new().backoff(backoff), run_batch)
+        .handle_kind(TICK, KindOptions::new().backoff(backoff), |_: Value, _: JobContext<PgPool>| async {})
         .concurrency("chaos", 20)
         .concurrency(LANES, 20)
         .gateway()
@@ -234,7 +302,7 @@ fn note(what: &str, way: &str, n: Uuid, id: &str) {
 pub async fn producer(hold: &Path) {
     let config = Config::from_env().expect("the configuration");
     let rate: f64 = std::env::var("TENURE_CHAOS_RATE").expect("a rate").parse().expect("a number");
-    let tenure = Tenure::connect(&config).await.expect("a connection");
+    let tenure = Tenure::builder(&config).codecs(codecs()).connect().await.expect("a connection");
     let pool = PgPoolOptions::new()
         .max_connections(4)
         .acquire_timeout(Duration::from_secs(3))
@@ -302,11 +370,10 @@ pub async fn producer(hold: &Path) {
             let task = task();
             let n = task.n;
             note("tried", "submission", n, "");
-            let body = serde_json::to_vec(&task).expect("JSON");
             for _ in 0..5 {
-                let (subject, headers) = submission(&task);
+                let (subject, headers, body) = submission(&tenure, &task);
                 let message = jetstream::message::PublishMessage::build()
-                    .payload(body.clone().into())
+                    .payload(body.into())
                     .headers(headers)
                     .message_id(n.to_string());
                 let published = async { js.send_publish(subject, message).await?.await };
@@ -329,9 +396,9 @@ async fn grouped(tenure: &Tenure) {
     loop {
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..4_000))).await;
         let cancels = rand::random_range(0..2) == 0;
-        let mut follower = Task { act: "once".into(), lasts_ms: 50, foreign: false, ..task() };
+        let mut follower = Task { act: "once".into(), lasts_ms: 50, ..plain_task() };
         follower.on_failure = Some(if cancels { "cancel" } else { "run" }.into());
-        let member = |_| Task { before: Some(follower.n), foreign: false, ..task() };
+        let member = |_| Task { before: Some(follower.n), ..plain_task() };
         let members: Vec<_> = (0..rand::random_range(1..6)).map(member).collect();
         follower.members = members.iter().map(|member| member.n).collect();
         let all: Vec<_> = members.iter().map(|member| member.n).chain([follower.n]).collect();
@@ -374,7 +441,7 @@ async fn debounced(tenure: &Tenure) {
             let (key, seq) = &mut keys[of as usize];
             *seq += 1;
             let lane = (of >= 2).then(|| format!("l{of}"));
-            let task = Task { debounce: Some(key.clone()), seq: Some(*seq), lane, foreign: false, ..task() };
+            let task = Task { debounce: Some(key.clone()), seq: Some(*seq), lane, ..plain_task() };
             let (n, way) = (task.n, format!("debounce/{key}/{seq}"));
             note("tried", &way, n, "");
             let request = request(task).replace(key.clone()).after(Duration::from_millis(300));

@@ -116,7 +116,6 @@ fn open(sealed: &Value, key: u8) -> Result<String, JobError> {
     String::from_utf8(sealed.into_iter().map(|byte| byte ^ key).collect()).map_err(JobError::permanent)
 }
 
-// ANCHOR: sealed
 /// Opens the payload, and seals the output.
 async fn sealed(mut call: Call, next: Next) -> Result<Outcome, JobError> {
     let payload = open(&call.read()?, 7)?;
@@ -127,7 +126,6 @@ async fn sealed(mut call: Call, next: Next) -> Result<Outcome, JobError> {
         other => Ok(other),
     }
 }
-// ANCHOR_END: sealed
 
 #[tokio::test]
 async fn payload_and_output_are_sealed_in_the_database_and_open_in_the_handler() {

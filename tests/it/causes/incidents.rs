@@ -667,9 +667,8 @@ async fn a_silent_handler_is_not_called_a_lost_worker_at_any_place() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_worker_and_a_frozen_one_are_named_at_each_place() {
-    let incidents = ["a worker was killed", "a worker is frozen"];
-    // The killed one is found by its missing renewals, long before a scan would find its job. Scans that come late begin a
-    // grace, in which no job is reset: on a busy machine, only a long interval is always kept.
+    let [of_killed, of_frozen] = ["a worker was killed", "a worker is frozen"];
+    // A scan that comes late begins a grace, in which no job is reset: a busy machine keeps only a long interval.
     let killed = bench_with(|config| {
         config.timing.renew_every = Duration::from_millis(300);
         config.timing.scan_every = Duration::from_secs(10);
@@ -689,7 +688,6 @@ async fn a_killed_worker_and_a_frozen_one_are_named_at_each_place() {
         first.worker.signal(signal);
         scene.shows(name).await;
     };
-    let [of_killed, of_frozen] = incidents;
     tokio::join!(ends(&killed, of_killed, Signal::KILL), ends(&frozen, of_frozen, Signal::STOP));
 }
 
