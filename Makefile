@@ -8,10 +8,11 @@
 # make fuzz      feeds untrusted input to the readers, ten minutes each; MINUTES=1
 # make mutants   plants mistakes in the statements, each of which a test must catch; OF=code make mutants: in the code
 # make bench     measures tenure and five other libraries; OF=tenure, OF=retention, OF=gateway or OF=peers make bench: that part
+# make rolling-upgrade  updates a fleet under load from the last checkout of 0.1.0, goes back, and on again; FROM=COMMIT
 # make release   oldest Rust, licences and advisories, packages, public API, unused dependencies; ONLY=package make release
 # make pictures  takes the pictures of the dashboard in docs/images
 # make book      the guide as a book, in target/book
-# Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, static, rolling-upgrade, scale, lines.
+# Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, static, scale, lines.
 
 SHELL := /bin/sh
 CARGO ?= cargo
@@ -24,7 +25,7 @@ export TENURE_NATS_SERVER := $(CURDIR)/.tools/nats/bin/nats-server
 endif
 endif
 
-.PHONY: help demo test check trials faults chaos conformance fuzz mutants bench release pictures book
+.PHONY: help demo test check trials faults chaos conformance fuzz mutants bench rolling-upgrade release pictures book
 # Prints the lines above; installs and builds nothing.
 help:
 	@sed -n '/^# make /,/^$$/{/^#/s/^# //p;/^$$/q}' Makefile
@@ -65,6 +66,10 @@ bench:
 
 fuzz:
 	@scripts/fuzz $(or $(MINUTES),10)
+
+# The last commit before the changes of 0.2.0.
+rolling-upgrade:
+	@scripts/rolling-upgrade $(or $(FROM),f7da699)
 
 release:
 	@scripts/release $(ONLY)

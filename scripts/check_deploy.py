@@ -994,7 +994,7 @@ MISTAKES = [
     (PYTHON_OVERLAY, 'newTag: "1"', "newTag: latest", "has no version"),
     # Its gateways.
     (PYTHON_OVERLAY, "  - gateway.yaml\n", "", "asks gateways, and there is none"),
-    (PYTHON_OVERLAY, "newTag: 0.1.0", "newTag: 0.0.9", "tenure's images have the versions"),
+    (PYTHON_OVERLAY, "newTag: 0.2.0", "newTag: 0.0.9", "tenure's images have the versions"),
     (PYTHON_OVERLAY, "values/-, value: gateway", "values/-, value: gate", "no NetworkPolicy lets Prometheus in"),
     (GATEWAY, "args: [gateway]", "args: [gateway, embed]", "`tenure gateway` has no arguments"),
     (GATEWAY, "terminationGracePeriodSeconds: 75", "terminationGracePeriodSeconds: 45", "stopping may take 55 s"),

@@ -210,12 +210,6 @@ impl Codecs {
         self
     }
 
-    /// Whether no kind has a codec.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Whether the kind has a codec.
     #[must_use]
     pub fn has(&self, kind: &str) -> bool {
