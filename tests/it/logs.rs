@@ -74,8 +74,10 @@ async fn what_a_command_prints_is_kept_with_each_attempt() {
         page.contains("out of 5") && page.contains(&format!("https://logs.example.com/?q={job}&amp;x=1")),
         "{page}"
     );
-    let hidden = Dashboard::start(&bench, &["--hide-payloads"], &[]).await;
+    let hidden = Dashboard::start(&bench, &["--hide-payloads", "--api"], &[]).await;
     assert!(!hidden.get(&format!("/jobs/{job}")).await.body.contains("out of 5"));
+    let refused = hidden.get(&format!("/api/v1/jobs/{job}/logs")).await;
+    assert!(refused.status == 403 && refused.body.contains("logs_hidden"), "{}", refused.body);
     drop(worker);
 }
 

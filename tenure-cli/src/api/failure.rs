@@ -51,6 +51,13 @@ impl Failure {
         Self::new(StatusCode::GONE, "no_history", message)
     }
 
+    /// What a job prints may quote its payload.
+    pub(super) fn logs_hidden() -> Self {
+        let message = "this server hides payloads, and so what jobs have printed";
+        let failure = Self::new(StatusCode::FORBIDDEN, "logs_hidden", message);
+        failure.hint("use `tenure jobs log`, or a server without --hide-payloads")
+    }
+
     /// A bug: the work panicked. Or the program is ending.
     pub(super) fn broken() -> Self {
         let failure = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the request failed");

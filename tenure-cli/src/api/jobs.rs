@@ -1,4 +1,4 @@
-//! Jobs: shows one job, cancels it, retries it.
+//! Jobs: shows one job and what it has printed, cancels it, retries it.
 
 use std::sync::Arc;
 
@@ -70,6 +70,25 @@ pub(super) async fn show(
     let (job, held) = api.read(read).await?;
     let job = if api.shows_payloads { job } else { hidden(job) };
     Ok(json(StatusCode::OK, &Shown { job, held }))
+}
+
+/// Answers with what the last attempts of a job have printed, the latest first.
+pub(super) async fn logs(
+    State(api): State<Arc<Api>>,
+    Extension(who): Extension<Who>,
+    Id(id): Id,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Failure> {
+    Query::read(query.as_deref(), &[])?;
+    let shows = api.shows_payloads;
+    let read = |api: Arc<Api>| async move {
+        let (tenure, _) = api.tenures.find(id, &who.looks).await?;
+        if !shows {
+            return Err(Failure::logs_hidden());
+        }
+        Ok(tenure.job_logs(id).await?)
+    };
+    Ok(json(StatusCode::OK, &api.read(read).await?))
 }
 
 pub(super) async fn cancel(

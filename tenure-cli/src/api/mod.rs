@@ -85,12 +85,13 @@ impl Closing {
 }
 
 /// The routes: each method and path below `/api`, with what answers it.
-fn routes() -> [(Method, &'static str, MethodRouter<Arc<Api>>); 8] {
+fn routes() -> [(Method, &'static str, MethodRouter<Arc<Api>>); 9] {
     [
         (Method::GET, "/v1/openapi.json", get(document)),
         (Method::POST, "/v1/jobs", post(enqueue::enqueue)),
         (Method::GET, "/v1/jobs", get(list::list)),
         (Method::GET, "/v1/jobs/{id}", get(jobs::show)),
+        (Method::GET, "/v1/jobs/{id}/logs", get(jobs::logs)),
         (Method::POST, "/v1/jobs/{id}/cancel", post(jobs::cancel)),
         (Method::POST, "/v1/jobs/{id}/retry", post(jobs::retry)),
         (Method::GET, "/v1/jobs/{id}/wait", get(follow::wait)),
@@ -100,10 +101,11 @@ fn routes() -> [(Method, &'static str, MethodRouter<Arc<Api>>); 8] {
 
 /// The routes that answer a user of some queues: they leave out, or refuse, what is of another queue. A route that is
 /// not listed is for users of all, also one that is added later.
-const OF_SOME_QUEUES: [&str; 7] = [
+const OF_SOME_QUEUES: [&str; 8] = [
     "/v1/openapi.json",
     "/v1/jobs",
     "/v1/jobs/{id}",
+    "/v1/jobs/{id}/logs",
     "/v1/jobs/{id}/cancel",
     "/v1/jobs/{id}/retry",
     "/v1/jobs/{id}/wait",

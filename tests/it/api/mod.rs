@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::{
     dashboard::Dashboard,
-    harness::{Answer, Bench, ROOT, Running, bench, statement},
+    harness::{Answer, Bench, ROOT, Running, bench, bench_with, statement},
 };
 
 const DOCUMENT: &str = include_str!("../../../tenure-cli/src/api/openapi.json");
@@ -558,8 +558,9 @@ async fn a_client_that_is_generated_from_the_document_works() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_commands_of_the_page_run_as_they_are() {
-    let bench = bench().await;
+    let bench = bench_with(|config| config.job_logs = true).await;
     let handler = |_: Value, ctx: JobContext| async move {
+        ctx.log("sent by the mail server");
         ctx.progress("send", 40.0, "").await?;
         Outcome::done(json!({ "sent": 1 }))
     };
@@ -572,7 +573,7 @@ async fn the_commands_of_the_page_run_as_they_are() {
         .into_iter()
         .filter_map(|(before, code)| (before == "<!-- run -->").then_some(code))
         .collect();
-    assert_eq!(steps.len(), 6, "{steps:?}");
+    assert_eq!(steps.len(), 7, "{steps:?}");
     let mut command = Command::new("bash");
     command
         .args(["-euo", "pipefail", "-c", &steps.concat()])
@@ -582,7 +583,13 @@ async fn the_commands_of_the_page_run_as_they_are() {
     let output = command.output().await.unwrap();
     let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{error}");
-    for part in ["\"result\":\"due\"", "{\n  \"sent\": 1\n}", "event: end", "\"status\":\"completed\""] {
+    for part in [
+        "\"result\":\"due\"",
+        "{\n  \"sent\": 1\n}",
+        "sent by the mail server",
+        "event: end",
+        "\"status\":\"completed\"",
+    ] {
         assert!(out.contains(part), "no {part} in {out}{error}");
     }
     working.stop().await;

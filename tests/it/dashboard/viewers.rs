@@ -291,7 +291,7 @@ async fn no_answer_to_a_user_of_one_queue_has_anything_of_another() {
         assert!(said.contains("event: region"), "{path}: {said}");
         assert_eq!(leaked(&marks, path, &said), [""; 0], "{path}");
     }
-    for end in ["", "/wait", "/watch"] {
+    for end in ["", "/logs", "/wait", "/watch"] {
         let path = format!("/api/v1/jobs/{}{end}", billing.job);
         assert_eq!(get(&dashboard, "grace", &path).await.status, 404, "{path}");
     }

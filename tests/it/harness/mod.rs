@@ -69,7 +69,8 @@ pub fn run_folder() -> PathBuf {
 fn shared() -> &'static Shared {
     SHARED.get_or_init(|| {
         counters::install();
-        sweep();
+        // It may take minutes: no test waits for it.
+        std::thread::spawn(sweep);
         let folder = run_folder();
         std::fs::create_dir_all(&folder).unwrap();
         let postgres = tenure::dev::Postgres::start(&folder.join("postgres"), false).unwrap();
