@@ -61,7 +61,7 @@ use crate::{
     nats::{Asked, CONFIRMED_WITHIN, LATE, Nats, ToGateway, announced_cancelled},
     observe::{metrics, panics, repeats},
     proof::fault,
-    run::{context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, settle::Settle},
+    run::{context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, log::LogWriter, settle::Settle},
     store::{ProgressWrite, Store, StoreError, batch::Batcher},
 };
 
@@ -106,6 +106,8 @@ struct Inner {
     signer: tokio::sync::Mutex<Option<Signer>>,
     progress: Batcher<ProgressWrite, Result<Option<bool>, StoreError>>,
     recorder: Recorder,
+    /// `None`: what jobs print is not kept.
+    logs: Option<LogWriter>,
     /// Writes about one job do not overtake each other.
     jobs: OneAtATime<JobId>,
     claims_of: Batcher<(String, DateTime<Utc>), Result<Vec<ClaimKey>, StoreError>>,
@@ -142,6 +144,7 @@ impl Gateway {
             timing: parts.tenure.config().timing.clone(),
             progress: settle::progress_batches(&store),
             recorder: Recorder::new(&store),
+            logs: parts.tenure.config().job_logs.then(|| LogWriter::new(&store)),
             claims_of: presence::claims_batches(&store),
             tenure: parts.tenure,
             store,

@@ -67,6 +67,7 @@ struct Timers {
     wait_ms_max: u64,
     payload_bytes_max: usize,
     checkpoint_bytes_max: usize,
+    keeps_logs: bool,
     now: String,
 }
 
@@ -119,6 +120,7 @@ impl Gateway {
             wait_ms_max: millis(WAIT_MAX),
             payload_bytes_max: self.0.tenure.config().payload_bytes_max,
             checkpoint_bytes_max: self.0.tenure.config().checkpoint_bytes_max,
+            keeps_logs: self.0.logs.is_some(),
             now: written(now),
         })
     }

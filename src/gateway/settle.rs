@@ -79,9 +79,24 @@ struct Said {
     /// Why its handler was asked to stop, if that decides the end.
     asked: Option<CancelReason>,
     report: Option<ProgressWrite>,
+    log: Option<Log>,
     /// The names of the steps that it has called, if it tells.
     steps: Option<Vec<String>>,
     ran: Duration,
+}
+
+/// What an attempt has printed so far, or the end of it.
+struct Log {
+    text: String,
+    is_cut: bool,
+}
+
+impl Log {
+    /// Reads the field of a report.
+    fn of(report: &Fields<'_>) -> Result<Option<Self>, Refusal> {
+        let Some(log) = report.object("log")? else { return Ok(None) };
+        Ok(Some(Self { text: log.value("text", "a text")?, is_cut: log.flag("is_cut", false)? }))
+    }
 }
 
 impl Signer {
@@ -120,12 +135,12 @@ impl Gateway {
         let (signer, id) = (&signer, id.as_str());
         let results = join_all(entries.iter().map(|entry| async move {
             let receipt = signer.of_entry(id, entry)?;
-            let write = self.progress_of(&receipt, entry)?;
+            let (write, log) = (self.progress_of(&receipt, entry)?, Log::of(entry)?);
             if entry.flag("alone", false)? {
                 // That the claim is no longer current, the write says.
                 self.0.store.runs_alone(receipt.key()).await?;
             }
-            self.report_one(&receipt, write).await
+            self.report_one(&receipt, write, log).await
         }));
         Ok(listed(queue, "report entry", results.await))
     }
@@ -164,7 +179,12 @@ impl Gateway {
         })
     }
 
-    async fn report_one(&self, receipt: &Receipt, write: ProgressWrite) -> Result<&'static str, Refusal> {
+    async fn report_one(
+        &self,
+        receipt: &Receipt,
+        write: ProgressWrite,
+        log: Option<Log>,
+    ) -> Result<&'static str, Refusal> {
         let _turn = self.0.jobs.turn(receipt.job).await;
         let Some(cancel_requested) = self.write(&write).await? else {
             let job = self.running(receipt);
@@ -172,9 +192,16 @@ impl Gateway {
             return Ok("lost");
         };
         fault::point("gateway_reported");
+        self.keep(receipt, log).await;
         self.0.hints.progressed(&claim_of(receipt), &write);
         self.extend(receipt).await;
         Ok(if cancel_requested { "cancel" } else { "ok" })
+    }
+
+    async fn keep(&self, receipt: &Receipt, log: Option<Log>) {
+        if let (Some(logs), Some(log)) = (&self.0.logs, log) {
+            logs.write_said(receipt.key(), &log.text, log.is_cut).await;
+        }
     }
 
     /// Writes one report. Returns whether a cancellation was asked for; `None`: the job is not this worker's.
@@ -281,10 +308,12 @@ impl Gateway {
             "release" => Ended::NeverBegan,
             _ => return Err(entry.wrong("outcome", expected)),
         };
-        let report = entry.object("report")?.map(|report| self.progress_of(receipt, &report)).transpose()?;
+        let report = entry.object("report")?;
+        let log = report.as_ref().map(Log::of).transpose()?.flatten();
+        let report = report.map(|report| self.progress_of(receipt, &report)).transpose()?;
         let ran = entry.duration("ran_ms")?.unwrap_or_default();
         let steps = entry.optional("steps", "a list of names")?;
-        Ok(Said { ended, asked, report, steps, ran })
+        Ok(Said { ended, asked, report, log, steps, ran })
     }
 
     async fn settle_one(&self, receipt: &Receipt, said: Said) -> Result<&'static str, Refusal> {
@@ -298,6 +327,7 @@ impl Gateway {
         if let Some(asked) = said.asked {
             job.cancel(asked);
         }
+        self.keep(receipt, said.log).await;
         let never_began = matches!(said.ended, Ended::NeverBegan);
         let (mut verdict, error) = verdict(job, said.ended, &RetryPolicy::default(), None);
         let word = match &mut verdict {

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 
 use super::{context::JobContext, running::RunningJob};
 use crate::{
+    job::claim::ClaimKey,
     observe::repeats,
     store::{LogWrite, Store, StoreError, batch::Batcher},
 };
@@ -156,9 +157,27 @@ impl LogWriter {
 
     /// Writes what an attempt that is about to be settled has printed. The settle waits for it, but not for long.
     pub(crate) async fn write_last(&self, job: &RunningJob) {
-        if timeout(LAST_WITHIN, write(&self.ended, job)).await.is_err() {
-            tracing::warn!("Postgres did not take the last lines of a job's log in time; they are not kept");
-        }
+        in_time(write(&self.ended, job)).await;
+    }
+
+    /// Writes what a worker behind a gateway says that its attempt has printed. The answer waits for it, but not for
+    /// long.
+    pub(crate) async fn write_said(&self, key: ClaimKey, text: &str, is_cut: bool) {
+        let mut lines = Lines { text: text.replace('\0', "\u{fffd}"), is_cut, has_more: false };
+        lines.shorten();
+        let log = LogWrite { key, text: lines.text, is_cut: lines.is_cut };
+        in_time(async {
+            if let Some(Err(error)) = self.ended.run(log).await {
+                tell(&error);
+            }
+        })
+        .await;
+    }
+}
+
+async fn in_time(write: impl Future<Output = ()>) {
+    if timeout(LAST_WITHIN, write).await.is_err() {
+        tracing::warn!("Postgres did not take the last lines of a job's log in time; they are not kept");
     }
 }
 
@@ -169,7 +188,11 @@ async fn write(writes: &Writes, job: &RunningJob) {
     job.log.was_written.store(true, Relaxed);
     let Some(Err(error)) = writes.run(LogWrite { key: job.key, text, is_cut }).await else { return };
     job.log.put_back();
-    if let Some(left_out) = repeats::tell("logs", &error) {
+    tell(&error);
+}
+
+fn tell(error: &StoreError) {
+    if let Some(left_out) = repeats::tell("logs", error) {
         let hint = if error.is_denied() { "; run postgres/roles.sql again" } else { "" };
         tracing::warn!(%error, left_out, "could not keep what a job has printed{hint}");
     }

@@ -3,6 +3,7 @@
 import { setMaxListeners } from 'node:events';
 
 import { Cancelled, Lost, Permanent, Suspended, TenureError } from './errors.js';
+import type { Tail } from './log.js';
 
 /** Ten years: the longest time that a gateway takes. */
 const DELAY_MAX = 10 * 365 * 86_400_000;
@@ -99,6 +100,10 @@ export class Bell {
   }
 }
 
+export function withoutLog(report: Fields): Fields {
+  return Object.fromEntries(Object.entries(report).filter(([name]) => name !== 'log'));
+}
+
 /** An attempt that runs here. */
 export class Run {
   readonly #names: Fields;
@@ -120,6 +125,7 @@ export class Run {
   constructor(
     readonly job: Job,
     readonly kind: Kind,
+    readonly tail: Tail,
   ) {
     this.#names = fieldsOf({ job: job.job, token: job.token, receipt: job.receipt });
   }
@@ -143,6 +149,14 @@ export class Run {
     this.pending = { ...this.pending, ...later };
   }
 
+  /** Lets the log go with the next report of at most `most` bytes, if there is something new, and it fits. */
+  reportLog(most: number, isLast = false): void {
+    const log = this.tail.take(isLast);
+    if (log === undefined) return;
+    if (Buffer.byteLength(this.about({ ...this.sending, ...this.pending, log })) <= most) this.report({ log });
+    else this.tail.putBack();
+  }
+
   /** Takes the report that waits, and marks it as on its way. */
   send(): Fields {
     this.sending = this.pending ?? {};
@@ -162,11 +176,6 @@ export class Run {
   written(sentAt: number): void {
     this.writtenAt = Math.max(this.writtenAt, sentAt);
     this.changed.ring();
-  }
-
-  /** The report that goes with the settle, as JSON text: the one on its way may not arrive. */
-  lastReport(): string | undefined {
-    return this.sending || this.pending ? textOf({ ...this.sending, ...this.pending }) : undefined;
   }
 
   stop(why: Why): void {
@@ -281,6 +290,14 @@ export class Context {
     this.traceparent = job.traceparent;
   }
 
+  /**
+   * Adds a line to the log that is kept with the job, the last 64 KiB of each of its last three attempts, if the gateway
+   * keeps logs (`TENURE_JOB_LOGS`). Returns at once.
+   */
+  log(line: string): void {
+    this.#run.tail.add(line);
+  }
+
   /** An idempotency key for an effect of this job elsewhere: the same in every attempt. */
   key(name: string): string {
     return `${this.jobId}/${name}`;
@@ -304,9 +321,15 @@ export class Context {
     if (bytes > most.checkpoint) {
       throw new TenureError(`the checkpoint has ${bytes} bytes, but at most ${most.checkpoint} are allowed`);
     }
-    const whole = Buffer.byteLength(run.about({ ...run.sending, ...run.pending, ...report }));
+    const { log, ...reported } = { ...run.sending, ...run.pending, ...report };
+    const whole = Buffer.byteLength(run.about(reported));
     if (whole > most.entry) {
       throw new TenureError(`the report has ${whole} bytes, but a message of NATS holds at most ${most.entry}`);
+    }
+    // A log waits for the next report.
+    if (log !== undefined && Buffer.byteLength(run.about({ ...reported, log })) > most.entry) {
+      run.pending = withoutLog(run.pending ?? {});
+      run.tail.putBack();
     }
     run.report(report);
     while (performance.now() - run.writtenAt > run.job.stale_after_ms / 2) await this.#change();

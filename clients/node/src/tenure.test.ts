@@ -135,6 +135,41 @@ const again = JSON.stringify({ error: { code: 'unavailable', message: 'Postgres 
 const refusal = { code: 'bad_request', message: 'that is wrong', retry: false };
 
 void suite('a worker', { concurrency: true }, () => {
+  void test('sends the end of what a job has logged, if the gateway keeps it', async () => {
+    for (const isKept of [true, false]) {
+      const gateway = new Gateway();
+      const terms = gateway.answers.hello?.({} as Body) as object;
+      gateway.answers.hello = () => ({ ...terms, keeps_logs: isKept });
+      gateway.jobs.push(job(1), job(2));
+      const worker = gateway.worker(async (payload, ctx) => {
+        ctx.log(`of ${String(payload)}\r\n`);
+        await ctx.flush();
+        await sleep(200);
+        for (let n = 0; payload === 2 && n < 20_000; n++) ctx.log(`ä ${n}`);
+        ctx.log('last');
+      });
+      await gateway.until(worker, () => gateway.settles().length === 2);
+      const logs = gateway.settles().map(({ job: of, report }) => {
+        const { log } = (report ?? {}) as { log?: { text: string; is_cut: boolean } };
+        return [of, log] as const;
+      });
+      const [one, two] = [new Map(logs).get('job-1'), new Map(logs).get('job-2')];
+      if (!isKept) {
+        assert.deepEqual([one, two, gateway.reports()], [undefined, undefined, []]);
+        continue;
+      }
+      assert.deepEqual(one, { text: 'of 1\nlast\n', is_cut: false });
+      assert.equal(two?.is_cut, true);
+      assert.match(two.text, /^ä \d+\n/);
+      assert.match(two.text, /\nä 19999\nlast\n$/);
+      const bytes = Buffer.byteLength(two.text);
+      assert.ok(bytes <= 65_536 && bytes > 65_500, `${bytes}`);
+      const first = gateway.reports().map(({ job: of, log }) => [of, log]);
+      assert.deepEqual(new Set(first.map(([of]) => of)), new Set(['job-1', 'job-2']));
+      assert.deepEqual(first[0]?.[1], { text: `of ${first[0]?.[0] === 'job-1' ? 1 : 2}\n`, is_cut: false });
+    }
+  });
+
   void test('confirms its jobs, and survives answers that make no sense', async () => {
     const gateway = new Gateway();
     const odd = ['no JSON', '[]', { jobs: [null] }, { jobs: [job(1, { kind: 'unknown' })] }];

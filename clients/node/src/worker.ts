@@ -8,6 +8,7 @@ import { inspect } from 'node:util';
 import type { Msg } from '@nats-io/transport-node';
 
 import { Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError, suspension } from './errors.js';
+import { Tail } from './log.js';
 import {
   Bell,
   Context,
@@ -22,6 +23,7 @@ import {
   textOf,
   whole,
   type Why,
+  withoutLog,
 } from './run.js';
 import {
   ANSWERED_WITHIN_MS,
@@ -74,7 +76,13 @@ export interface Rules {
 
 /** The answers of gateways. */
 interface Answers extends StepAnswers {
-  hello: { beat_every_ms: number; report_every_ms: number; take_slots_max: number; checkpoint_bytes_max: number };
+  hello: {
+    beat_every_ms: number;
+    report_every_ms: number;
+    take_slots_max: number;
+    checkpoint_bytes_max: number;
+    keeps_logs: boolean;
+  };
   take: { jobs: Job[]; uncertain: boolean };
   payload: { text: string; lost?: boolean };
   report: { results: unknown[] };
@@ -117,6 +125,7 @@ export class Worker {
     report_every_ms: 1_000,
     take_slots_max: ENTRIES_MAX,
     checkpoint_bytes_max: Infinity,
+    keeps_logs: false,
   };
   #uncertainUntil = -Infinity;
   #okAt = performance.now();
@@ -292,7 +301,7 @@ export class Worker {
   #start(job: Job): void {
     const kind = this.#kinds.get(job.kind) ?? this.#kinds.get('*');
     if (!kind) throw new TenureError(`the worker has no handler of ${job.kind}`);
-    const run = new Run(job, kind);
+    const run = new Run(job, kind, new Tail(this.#terms.keeps_logs));
     // An attempt of the same job that this worker lost, and of which it has not heard yet.
     const older = this.#latest.get(job.job);
     if (older) {
@@ -430,12 +439,16 @@ export class Worker {
   #settle(run: Run, end: Fields): void {
     run.isRunning = false;
     const most = this.#limits.entry;
+    run.reportLog(most, true);
     const reported = run.pending ? { ...end, report: textOf(run.pending) } : end;
     // A job that completes without the steps that were recorded is told of.
     const tells = run.steps.size > 0 || (run.job.token > 1 && end.outcome === '"complete"');
     const called = tells ? { ...reported, steps: JSON.stringify([...run.steps]) } : reported;
     let entry = entryOf(run, called);
-    // The work is worth more than its last report, and that is worth more than the names of its steps.
+    // The work is worth more than its last report, that more than the names of its steps, these more than the log.
+    if (entry.bytes > most && run.pending) {
+      entry = entryOf(run, { ...called, report: textOf(withoutLog(run.pending)) });
+    }
     if (entry.bytes > most) entry = entryOf(run, reported);
     if (entry.bytes > most) entry = entryOf(run, end);
     if (entry.bytes > most) {
@@ -507,6 +520,7 @@ export class Worker {
       const isAwake = now - this.#wokeAt > Math.min(5_000, staleAfter / 2);
       if (isAwake && now - Math.max(run.writtenAt, this.#okAt) > 0.8 * staleAfter) this.#stop(run, 'cut off');
       if (run.why) continue;
+      run.reportLog(this.#limits.entry);
       if (run.kind.keepalive && now - run.sentAt > staleAfter / 6) run.report({});
       if (run.pending && !run.sending && now - run.sentAt >= every) due.push(entryOf(run, run.send()));
     }

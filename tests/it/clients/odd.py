@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import time
 from datetime import timedelta
 from typing import Any
 
-from tenure import Context, Item, Permanent, Retry, Snooze, SyncContext, Worker
+from tenure import Context, Item, LogHandler, Permanent, Retry, Snooze, SyncContext, Worker
 
 
 class Odd(BaseException):
@@ -21,6 +22,31 @@ class Mute(Exception):
 
 
 w = Worker(os.environ["NATS_URL"], sys.argv[1], slots=int(sys.argv[2]), prefix=os.environ["TENURE_SUBJECT_PREFIX"])
+
+
+kept = LogHandler()
+kept.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+logging.getLogger("own").addHandler(kept)
+
+
+@w.handle("logs")
+async def logs(job: Any, ctx: Context) -> None:
+    ctx.log(f"{job} by the context")
+    await asyncio.sleep(0.1)
+    logging.getLogger("own").warning("%s by logging", job)
+
+
+@w.handle("logs_thread")
+def logs_thread(job: Any, ctx: SyncContext) -> None:
+    ctx.log(f"{job} by the context\r\n")
+    time.sleep(0.1)
+    logging.getLogger("own").warning("%s by logging", job)
+
+
+@w.handle("logs_much")
+async def logs_much(job: Any, ctx: Context) -> None:
+    for n in range(20_000):
+        ctx.log(f"ä {n}")
 
 
 @w.handle("odd", keepalive=True)

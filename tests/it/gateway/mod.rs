@@ -3,6 +3,7 @@
 mod batches;
 mod clients;
 mod faults;
+mod logs;
 mod quarantine;
 mod steps;
 

@@ -3,6 +3,7 @@
 from ._batch import Item
 from ._client import Client, Enqueued, Job
 from ._errors import Cancel, Cancelled, Lost, Permanent, ProtocolError, Retry, Snooze, Suspended, TenureError
+from ._log import LogHandler
 from ._run import Context, NewJob, SyncContext
 from ._worker import Worker
 
@@ -14,6 +15,7 @@ __all__ = [
     "Enqueued",
     "Item",
     "Job",
+    "LogHandler",
     "Lost",
     "NewJob",
     "Permanent",

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from ._errors import Cancelled, Lost, Permanent, ProtocolError, Suspended, TenureError, seconds_of
+from ._log import Tail
 from ._wire import millis, repeat, size, to_json
 
 log = logging.getLogger("tenure")
@@ -48,6 +49,10 @@ class NewJob:
     max_attempts: int | None = None
     lane: str | None = None
     priority: int | None = None
+
+
+def without_log(report: Fields) -> Fields:
+    return {name: text for name, text in report.items() if name != "log"}
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
@@ -83,6 +88,7 @@ class Run:
     checkpoint_max: int
     entry_max: int
     once: Callable[[str, str], Awaitable[dict[str, Any]]]
+    tail: Tail
     began: bool = False
     # Its handler may still do something.
     is_running: bool = True
@@ -118,6 +124,21 @@ class Run:
     def report(self, later: Fields) -> None:
         with self.lock:
             self.pending = {**(self.pending or {}), **later}
+
+    def report_log(self, is_last: bool = False) -> None:
+        """Lets the log go with the next report, if there is something new, and it fits."""
+        if (tail := self.tail.take(is_last)) is not None:
+            with self.lock:
+                later = {**(self.pending or {}), "log": tail}
+                if size(self.about({**(self.sending or {}), **later})) <= self.entry_max:
+                    self.pending = later
+                else:
+                    self.tail.put_back()
+
+    def drop_log(self) -> None:
+        with self.lock:
+            self.pending = without_log(self.pending or {})
+        self.tail.put_back()
 
     def send(self) -> Fields:
         """Takes the report that waits, and marks it as on its way."""
@@ -230,6 +251,11 @@ class Attempt:
         """Whether the handler should stop."""
         return self._run.why is not None
 
+    def log(self, line: str) -> None:
+        """Adds a line to the log that is kept with the job, the last 64 KiB of each of its last three attempts, if the
+        gateway keeps logs (`TENURE_JOB_LOGS`). Returns at once, also in a thread."""
+        self._run.tail.add(line)
+
     def key(self, name: str) -> str:
         """An idempotency key for an effect of this job elsewhere: the same in every attempt."""
         return f"{self.job_id}/{name}"
@@ -243,9 +269,13 @@ class Attempt:
             raise ValueError(
                 f"the checkpoint has {bytes_} bytes of at most {run.checkpoint_max}; store results elsewhere"
             )
-        whole = size(run.about({**(run.sending or {}), **(run.pending or {}), **report}))
+        reported = {**(run.sending or {}), **(run.pending or {}), **report}
+        whole = size(run.about(without_log(reported)))
         if whole > run.entry_max:
             raise ValueError(f"the report has {whole} bytes, but a message of NATS holds at most {run.entry_max}")
+        # A log waits for the next report.
+        if size(run.about(reported)) > run.entry_max:
+            run.drop_log()
         run.report(report)
 
     def _result(self, name: str, result: Any) -> str:

@@ -17,6 +17,7 @@ import ssl
 import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
@@ -25,7 +26,8 @@ from nats.aio.msg import Msg
 
 from ._batch import Batches
 from ._errors import Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError, suspension
-from ._run import Context, Fields, Kind, Run, SyncContext, called, fields_of, is_async, text_of
+from ._log import RUNNING, Tail
+from ._run import Context, Fields, Kind, Run, SyncContext, called, fields_of, is_async, text_of, without_log
 from ._wire import ANSWERED_WITHIN, Pauses, Wire, check_queue, millis, repeat, size, to_json
 
 log = logging.getLogger("tenure")
@@ -247,6 +249,7 @@ class Worker:
             answer["report_every_ms"] / 1000,
         )
         self._take_max = answer["take_slots_max"]
+        self._keeps_logs = answer.get("keeps_logs", False)
         self._checkpoint_max = min(answer.get("checkpoint_bytes_max", 1 << 20), self._entry_max - OVERHEAD)
         log.info("the worker is ready", extra={"event": "ready", "worker": self.worker})
 
@@ -313,7 +316,15 @@ class Worker:
 
     def _start(self, job: dict[str, Any]) -> None:
         kind = self._kinds.get(job["kind"]) or self._kinds["*"]
-        run = Run(job, kind, job["stale_after_ms"] / 1000, self._checkpoint_max, self._entry_max, self._once)
+        run = Run(
+            job,
+            kind,
+            job["stale_after_ms"] / 1000,
+            self._checkpoint_max,
+            self._entry_max,
+            self._once,
+            Tail(self._keeps_logs),
+        )
         # An attempt of the same job that this worker lost, and of which it has not heard yet.
         if older := self._latest.get(job["job"]):
             self._stop(older, "lost")
@@ -340,12 +351,14 @@ class Worker:
             if (limit := run.kind.timeout) is not None:
                 timer = self._loop.call_later(limit, self._stop, run, "timeout")
             payload = run.job["payload"]
+            RUNNING.set(run.tail)
             if run.kind.is_async:
                 output = await run.kind.handler(payload, Context(run, self.queue))
             else:
                 run.may_cancel = False
                 context = SyncContext(run, self.queue, self._loop)
-                call = self._loop.run_in_executor(self._pool, called, run.kind.handler, payload, context)
+                in_context = copy_context().run
+                call = self._loop.run_in_executor(self._pool, in_context, called, run.kind.handler, payload, context)
                 output, raised = await call
                 if raised is not None:
                     raise raised
@@ -442,12 +455,14 @@ class Worker:
 
     def _settle(self, run: Run, end: Fields) -> None:
         run.is_running = False
+        run.report_log(is_last=True)
         reported = end if run.pending is None else {**end, "report": text_of(run.pending)}
         # A job that completes without the steps that were recorded is told of.
         tells = run.steps or (run.job["token"] > 1 and end["outcome"] == '"complete"')
         called = {**reported, "steps": to_json(sorted(run.steps))} if tells else reported
-        # The work is worth more than its last report, and that is worth more than the names of its steps.
-        for fields in (called, reported, end):
+        # The work is worth more than its last report, that more than the names of its steps, these more than the log.
+        unlogged = {**called, "report": text_of(without_log(run.pending))} if run.pending else called
+        for fields in (called, unlogged, reported, end):
             entry = entry_of(run, fields)
             if entry.bytes <= self._entry_max:
                 break
@@ -523,6 +538,7 @@ class Worker:
                 self._stop(run, "cut off")
             if run.why:
                 continue
+            run.report_log()
             if run.kind.keepalive and now - run.sent_at > run.stale_after / 6:
                 run.report({})
             is_due = now - run.sent_at >= self._report_every
