@@ -42,7 +42,7 @@ async fn what_a_worker_reports_of_its_log_is_kept_while_its_claim_is_current() {
     ] {
         assert_eq!(worker.ok(request, late).await["results"][0], json!("lost"));
     }
-    let long: String = (0..9_000).map(|n| format!("line {n:04}\n")).collect();
+    let long = (0..9_000).map(|n| format!("line {n:04}\n")).collect::<Vec<_>>().concat();
     assert_eq!(worker.report(&second, json!({"log": log(&long)})).await, json!("ok"));
     let logs = kept(&bench, id).await;
     let [(2, text, true), (1, before, false)] = &logs[..] else { panic!("{logs:?}") };
