@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use crate::job::actor::Actor;
+use crate::job::{actor::Actor, chained};
 
 #[cfg(any(feature = "internals", test))]
 pub use sources::InForce;
@@ -200,7 +200,7 @@ pub(crate) const JOBS_PER_MESSAGE_MAX: usize = 64;
 pub(crate) const OWN_SUBJECTS: &str = "tenure";
 
 /// Why the settings cannot be used.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A setting without a default is missing.
@@ -361,6 +361,13 @@ impl Config {
 }
 
 /// Passwords do not belong in a log.
+/// As its `Display`, with its causes: a `main` that returns it prints this.
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&chained(self))
+    }
+}
+
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")

@@ -179,8 +179,12 @@ impl Settings {
     pub fn config(&self) -> Result<Config, ConfigError> {
         let config = self.check()?;
         for (name, url, hint) in [
-            ("DATABASE_URL", &config.database_url, "for example postgres://user:password@host/database"),
-            ("NATS_URL", &config.nats_url, "for example nats://host:4222"),
+            (
+                "DATABASE_URL",
+                &config.database_url,
+                "for example postgres://user:password@host/database; `tenure dev` prints one",
+            ),
+            ("NATS_URL", &config.nats_url, "for example nats://host:4222; `tenure dev` prints one"),
         ] {
             if url.is_empty() {
                 return Err(ConfigError::Missing { name, hint });

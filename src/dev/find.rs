@@ -48,7 +48,8 @@ pub fn postgres_bin() -> Result<PathBuf, DevError> {
     })
 }
 
-/// Finds the `nats-server` program: `TENURE_NATS_SERVER`, `PATH`, the usual places.
+/// Finds the `nats-server` program: `TENURE_NATS_SERVER`, `PATH`, the usual places, and where `scripts/setup` of a
+/// checkout installs it.
 ///
 /// # Errors
 ///
@@ -68,6 +69,7 @@ pub fn nats_server() -> Result<PathBuf, DevError> {
         home.join("go/bin/nats-server"),
         PathBuf::from("/usr/local/bin/nats-server"),
         PathBuf::from("/usr/sbin/nats-server"),
+        env::current_dir().unwrap_or_default().join(".tools/nats/bin/nats-server"),
     ];
     in_path("nats-server").into_iter().chain(usual).find(|path| path.is_file()).ok_or(DevError::NotFound {
         what: "nats-server",

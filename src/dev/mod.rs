@@ -77,14 +77,20 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts both servers in a folder, which it creates if it is missing. Data of an earlier start are used again.
+    /// Starts both servers in a folder, which it creates if it is missing. Data of an earlier start are used again, and
+    /// its ports if they are free.
     ///
     /// # Errors
     ///
     /// Those of [`Postgres::start`] and [`Nats::start`].
     pub fn start(folder: &Path) -> Result<Self, DevError> {
-        let postgres = Postgres::start(&folder.join("postgres"), true)?;
-        let nats = Nats::start(&folder.join("nats"))?;
+        // Before anything is written.
+        find::postgres_bin()?;
+        find::nats_server()?;
+        fs::create_dir_all(folder).map_err(DevError::io(format!("create {}", folder.display())))?;
+        let [of_postgres, of_nats] = ["postgres.port", "nats.port"].map(|name| port_of(&folder.join(name)));
+        let postgres = Postgres::start_at(of_postgres?, &folder.join("postgres"), true, &[])?;
+        let nats = Nats::start_at(of_nats?, &folder.join("nats"), None)?;
         Ok(Self { postgres, nats })
     }
 
@@ -175,13 +181,27 @@ const PORTS: Range<u16> = 20_000..32_768;
 pub fn free_port() -> Result<u16, DevError> {
     // Each process begins elsewhere, and goes on from there: it returns no port twice.
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random()));
-    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
     let next = |_| PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
     if let Some(port) = PORTS.map(next).find(is_free) {
         return Ok(port);
     }
     let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     Ok(bound.map_err(DevError::io("find a free port"))?.port())
+}
+
+fn is_free(port: &u16) -> bool {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()
+}
+
+/// Returns the port that this file names, if it is free, or another one, which it names from now on.
+fn port_of(file: &Path) -> Result<u16, DevError> {
+    let named = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    if let Some(port) = named.filter(is_free) {
+        return Ok(port);
+    }
+    let port = free_port()?;
+    fs::write(file, port.to_string()).map_err(DevError::io(format!("write {}", file.display())))?;
+    Ok(port)
 }
 
 /// Waits until a server answers.

@@ -39,11 +39,15 @@ impl Nats {
     ///
     /// Those of [`Nats::start`].
     pub fn start_with(folder: &Path, config: Option<&Path>) -> Result<Self, DevError> {
+        Self::start_at(free_port()?, folder, config)
+    }
+
+    pub(super) fn start_at(port: u16, folder: &Path, config: Option<&Path>) -> Result<Self, DevError> {
         fs::create_dir_all(folder).map_err(DevError::io(format!("create {}", folder.display())))?;
         let mut server = Self {
             folder: folder.into(),
             program: find::nats_server()?,
-            port: free_port()?,
+            port,
             config: config.map(Path::to_path_buf),
             guard: Guarded { shell: None },
         };

@@ -47,6 +47,15 @@ impl Postgres {
     ///
     /// Those of [`Postgres::start`].
     pub fn start_with(folder: &Path, durable: bool, settings: &[&str]) -> Result<Self, DevError> {
+        Self::start_at(free_port()?, folder, durable, settings)
+    }
+
+    pub(super) fn start_at(
+        port: u16,
+        folder: &Path,
+        durable: bool,
+        settings: &[&str],
+    ) -> Result<Self, DevError> {
         let bin = find::postgres_bin()?;
         let failed = |what: &str| DevError::io(format!("{what} {}", folder.display()));
         fs::create_dir_all(folder).map_err(failed("create"))?;
@@ -72,7 +81,7 @@ impl Postgres {
         let mut server = Self {
             folder: folder.clone(),
             bin,
-            port: free_port()?,
+            port,
             password,
             durable,
             settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),

@@ -216,15 +216,16 @@ async fn dev_runs_private_servers_prints_their_urls_and_ends_them() {
     std::fs::set_permissions(&bench.config.runtime_dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
     let path = folder.to_string_lossy().into_owned();
-    let command = bench.program(&["dev", "--folder", &path]);
-    let mut dev = Child::spawn(command, "dev");
-    dev.until_log("export NATS_URL=").await;
-    let log = dev.log();
-    let var = |name: &str| {
-        let line = log.lines().find_map(|line| line.strip_prefix(&format!("export {name}="))).unwrap();
-        (name.to_owned(), line.to_owned())
+    let urls_of = |dev: &Child| {
+        let log = dev.log();
+        ["DATABASE_URL", "NATS_URL"].map(|name| {
+            let line = log.lines().find_map(|line| line.strip_prefix(&format!("export {name}="))).unwrap();
+            (name.to_owned(), line.to_owned())
+        })
     };
-    let urls = [var("DATABASE_URL"), var("NATS_URL")];
+    let mut dev = Child::spawn(bench.program(&["dev", "--folder", &path]), "dev");
+    dev.until_log("export NATS_URL=").await;
+    let urls = urls_of(&dev);
     let tenure = |arguments: &'static [&'static str]| {
         let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tenure"));
         command.args(arguments).envs(urls.clone()).stdin(Stdio::null());
@@ -274,10 +275,8 @@ async fn dev_runs_private_servers_prints_their_urls_and_ends_them() {
         .trim()
         .parse()
         .unwrap();
-    let log = dev.log();
-    let url = log.lines().find_map(|line| line.strip_prefix("export DATABASE_URL=")).unwrap().to_owned();
-    let listed =
-        bench.program(&["jobs", "list", "--output", "json"]).env("DATABASE_URL", url).output().await.unwrap();
+    assert_eq!(urls_of(&dev), urls, "the variables of a terminal go on to work");
+    let listed = tenure(&["jobs", "list", "--output", "json"]).output().await.unwrap();
     assert!(String::from_utf8(listed.stdout).unwrap().contains(&id));
     dev.kill().await;
     let deadline = std::time::Instant::now() + Duration::from_secs(10);

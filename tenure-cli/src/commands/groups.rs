@@ -49,7 +49,10 @@ pub(super) async fn graph(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Resu
             job.queue.clone(),
             job.kind.clone(),
             job.state().to_owned(),
-            job.progress.map(|percent| format!("{percent:.0} %")).unwrap_or_default(),
+            job.progress
+                .filter(|_| !job.has_ended())
+                .map(|percent| format!("{percent:.0} %"))
+                .unwrap_or_default(),
             befores.get_mut(&job.id).map(|befores| named(befores)).unwrap_or_default(),
         ]);
     }

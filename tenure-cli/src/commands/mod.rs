@@ -202,7 +202,7 @@ struct DoctorArgs {
 
 #[derive(Debug, Args)]
 struct DevArgs {
-    /// The folder for the data. Default: tenure/dev in your data folder.
+    /// The folder for the data. Default: tenure/dev in your data folder; of root, /var/lib/tenure-dev.
     #[arg(long)]
     folder: Option<PathBuf>,
     /// Use a temporary folder, and keep nothing.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::shapes::Answer;
 pub(super) use crate::timeline::seconds;
-use tenure::{JobId, rows::JobRow};
+use tenure::{JobId, Status, rows::JobRow};
 
 /// Prints a line. Exits the program with 0 when the reader has gone (`| head`).
 pub(super) fn line(text: impl std::fmt::Display) {
@@ -15,10 +15,14 @@ pub(super) fn line(text: impl std::fmt::Display) {
     }
 }
 
+/// How far a job is. Nothing of a completed one: the last report of its handler may say that half was done.
+pub(super) fn percent(job: &JobRow) -> Option<String> {
+    job.progress.filter(|_| job.status != Status::Completed).map(|percent| format!("{percent:.0} %"))
+}
+
 /// A job's progress: percent, stage and message.
 pub(super) fn progress(job: &JobRow) -> String {
-    let percent = job.progress.map(|percent| format!("{percent:.0} %"));
-    let parts = [percent, job.stage.clone(), job.message.clone()];
+    let parts = [percent(job), job.stage.clone(), job.message.clone()];
     let parts: Vec<_> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
     brief(&parts.join(" · "), usize::MAX)
 }
