@@ -182,21 +182,21 @@ pub fn free_port() -> Result<u16, DevError> {
     // Each process begins elsewhere, and goes on from there: it returns no port twice.
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random()));
     let next = |_| PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
-    if let Some(port) = PORTS.map(next).find(is_free) {
+    if let Some(port) = PORTS.map(next).find(|port| is_free(*port)) {
         return Ok(port);
     }
     let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     Ok(bound.map_err(DevError::io("find a free port"))?.port())
 }
 
-fn is_free(port: &u16) -> bool {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()
+fn is_free(port: u16) -> bool {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
 }
 
 /// Returns the port that this file names, if it is free, or another one, which it names from now on.
 fn port_of(file: &Path) -> Result<u16, DevError> {
     let named = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
-    if let Some(port) = named.filter(is_free) {
+    if let Some(port) = named.filter(|port| is_free(*port)) {
         return Ok(port);
     }
     let port = free_port()?;
