@@ -325,7 +325,8 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     text(
         "TENURE_JOB_LOGS",
-        "`true`: a worker keeps what its jobs print with them, the last 64 KiB of each of the last three attempts.",
+        "`true`: a worker or gateway keeps what its jobs print with them, the last 64 KiB of each of the last three \
+         attempts.",
         |config, text| {
             config.job_logs = yes_or_no(text)?;
             Ok(())

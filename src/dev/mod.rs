@@ -12,6 +12,7 @@ use std::{
     fs,
     io::{self, Read, Seek, SeekFrom},
     net::{Ipv4Addr, TcpListener},
+    num::NonZeroU16,
     ops::Range,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -20,6 +21,7 @@ use std::{
         LazyLock,
         atomic::{AtomicU16, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -88,9 +90,13 @@ impl Servers {
         find::postgres_bin()?;
         find::nats_server()?;
         fs::create_dir_all(folder).map_err(DevError::io(format!("create {}", folder.display())))?;
-        let [of_postgres, of_nats] = ["postgres.port", "nats.port"].map(|name| port_of(&folder.join(name)));
+        let named = ["postgres.port", "nats.port"].map(|name| folder.join(name));
+        let [of_postgres, of_nats] = named.each_ref().map(|file| port_of(file));
         let postgres = Postgres::start_at(of_postgres?, &folder.join("postgres"), true, &[])?;
         let nats = Nats::start_at(of_nats?, &folder.join("nats"), None)?;
+        for (file, port) in named.iter().zip([postgres.port(), nats.port()]) {
+            fs::write(file, port.to_string()).map_err(DevError::io(format!("write {}", file.display())))?;
+        }
         Ok(Self { postgres, nats })
     }
 
@@ -168,6 +174,9 @@ impl Drop for Guarded {
     }
 }
 
+/// How long a server may take to end after the process that started it.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
 /// Below the ports that Linux (from 32,768) and the others (from 49,152) give to outgoing connections.
 const PORTS: Range<u16> = 20_000..32_768;
 
@@ -193,14 +202,18 @@ fn is_free(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
 }
 
-/// Returns the port that this file names, if it is free, or another one, which it names from now on.
+/// Returns the port that this file names, if it is free, or another one. The server of a process that was killed a
+/// moment ago may still hold it.
 fn port_of(file: &Path) -> Result<u16, DevError> {
-    let named = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
-    if let Some(port) = named.filter(|port| is_free(*port)) {
-        return Ok(port);
+    let named = fs::read_to_string(file).ok().and_then(|text| text.trim().parse::<NonZeroU16>().ok());
+    let Some(port) = named.map(NonZeroU16::get) else { return free_port() };
+    let began = Instant::now();
+    while !is_free(port) {
+        if began.elapsed() > ENDS_WITHIN {
+            return free_port();
+        }
+        thread::sleep(Duration::from_millis(50));
     }
-    let port = free_port()?;
-    fs::write(file, port.to_string()).map_err(DevError::io(format!("write {}", file.display())))?;
     Ok(port)
 }
 

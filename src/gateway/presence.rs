@@ -170,10 +170,11 @@ impl Gateway {
             None => 0,
         };
         Ok(format!(
-            r#"{{"now":"{}","lost":{},"cancel":{},"returned":{returned}}}"#,
+            r#"{{"now":"{}","lost":{},"cancel":{},"returned":{returned},"keeps_logs":{}}}"#,
             written(now),
             json(&lost)?,
             json(&cancel)?,
+            self.0.logs.is_some(),
         ))
     }
 

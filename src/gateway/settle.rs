@@ -199,6 +199,10 @@ impl Gateway {
     }
 
     async fn keep(&self, receipt: &Receipt, log: Option<Log>) {
+        // A log is plain text.
+        if self.0.tenure.codecs().has(&receipt.kind) {
+            return;
+        }
         if let (Some(logs), Some(log)) = (&self.0.logs, log) {
             logs.write_said(receipt.key(), &log.text, log.is_cut).await;
         }

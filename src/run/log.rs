@@ -17,8 +17,9 @@ use futures::{StreamExt, stream};
 use tokio::time::timeout;
 
 use super::{context::JobContext, running::RunningJob};
+#[cfg(feature = "gateway")]
+use crate::job::claim::ClaimKey;
 use crate::{
-    job::claim::ClaimKey,
     observe::repeats,
     store::{LogWrite, Store, StoreError, batch::Batcher},
 };
@@ -162,6 +163,7 @@ impl LogWriter {
 
     /// Writes what a worker behind a gateway says that its attempt has printed. The answer waits for it, but not for
     /// long.
+    #[cfg(feature = "gateway")]
     pub(crate) async fn write_said(&self, key: ClaimKey, text: &str, is_cut: bool) {
         let mut lines = Lines { text: text.replace('\0', "\u{fffd}"), is_cut, has_more: false };
         lines.shorten();

@@ -104,6 +104,11 @@ const NEVER: &[Never] = &[
         breaks: "INSERT INTO chaos.ticks SELECT * FROM chaos.ticks LIMIT 1",
     },
     Never {
+        what: "ticks whose job did not complete",
+        found: "SELECT at FROM chaos.ticks WHERE status <> 'completed'",
+        breaks: "UPDATE chaos.ticks SET status = 'failed'",
+    },
+    Never {
         what: "jobs that a server can read although they are sealed",
         found: "SELECT id FROM chaos.found WHERE kind = 'hidden' AND NOT is_sealed",
         breaks: "UPDATE chaos.found SET is_sealed = false WHERE kind = 'hidden'",
@@ -115,7 +120,7 @@ const NEVER: &[Never] = &[
     },
     Never {
         what: "logs with a line of another attempt",
-        found: "SELECT job_id FROM chaos.logs WHERE text <> format(E'token %s\\n', fencing_token)",
+        found: "SELECT job_id FROM chaos.logs WHERE text !~ format(E'^(token %s\\n)+$', fencing_token)",
         breaks: "UPDATE chaos.logs SET fencing_token = fencing_token + 1",
     },
     // A job whose payload is replaced keeps the tags of its first enqueue.
@@ -260,7 +265,7 @@ pub async fn account(
         ),
         ("jobs called in batches", "SELECT count(*) FROM chaos.found WHERE kind = 'batched'"),
         (
-            "  lost, uncharged",
+            "  lost",
             "SELECT count(*) FROM chaos.attempts a JOIN chaos.found f ON f.id = a.job_id
              WHERE f.kind = 'batched' AND a.outcome = 'lost'",
         ),
@@ -376,7 +381,7 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
         "ALTER TABLE chaos.journal ADD COLUMN key text, ADD COLUMN seq int",
         "UPDATE chaos.journal SET key = split_part(way, '/', 2), seq = split_part(way, '/', 3)::int, way = 'debounce'
           WHERE starts_with(way, 'debounce/')",
-        "CREATE TABLE chaos.ticks AS SELECT (payload->>'at')::timestamptz AS at FROM tenure.all_jobs WHERE kind = 'tick'",
+        "CREATE TABLE chaos.ticks AS SELECT (payload->>'at')::timestamptz AS at, status FROM tenure.all_jobs WHERE kind = 'tick'",
         "CREATE TABLE chaos.logs AS SELECT job_id, fencing_token, text FROM tenure.job_logs",
         "CREATE TABLE chaos.found AS SELECT id, kind, status, attempt, max_attempts,
                 CASE kind WHEN 'hidden'

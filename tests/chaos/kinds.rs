@@ -49,6 +49,7 @@ pub async fn run_batch(
     let mut verdicts = Vec::new();
     for item in items {
         let (n, token, attempt) = (item.0.n, item.context().token(), item.context().attempt());
+        item.context().log(&format!("token {token}"));
         let verdict = match item.0.act.as_str() {
             "aborts at first" if token.0 == 1 => std::process::abort(),
             // One of the two that fail takes the whole call with it.

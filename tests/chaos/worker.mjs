@@ -9,6 +9,7 @@ const worker = new Worker({ url: process.env.NATS_URL, queue, slots: Number(slot
 
 worker.handle('task', async (job, ctx) => {
   const first = ctx.token === 1;
+  ctx.log(`token ${ctx.token}`);
   const steps = Math.floor(job.lasts_ms / 50);
   for (let step = 0; step < steps; step++) {
     const message = `token ${ctx.token}`;

@@ -15,6 +15,7 @@ worker = Worker(os.environ["NATS_URL"], sys.argv[1], slots=int(sys.argv[2]), gra
 @worker.handle("task")
 async def task(job: Any, ctx: Context) -> Any:
     first = ctx.token == 1
+    ctx.log(f"token {ctx.token}")
     steps = job["lasts_ms"] // 50
     for step in range(steps):
         await ctx.progress("working", 100 * step / steps, f"token {ctx.token}", checkpoint={"step": step})

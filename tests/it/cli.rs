@@ -279,6 +279,11 @@ async fn dev_runs_private_servers_prints_their_urls_and_ends_them() {
     let listed = tenure(&["jobs", "list", "--output", "json"]).output().await.unwrap();
     assert!(String::from_utf8(listed.stdout).unwrap().contains(&id));
     dev.kill().await;
+    // At once: the old server may still hold its port.
+    let mut next = Child::spawn(bench.program(&["dev", "--folder", &path]), "dev");
+    next.until_log("export NATS_URL=").await;
+    assert_eq!(urls_of(&next), urls);
+    next.kill().await;
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while std::path::Path::new(&format!("/proc/{pid}")).exists() {
         assert!(std::time::Instant::now() < deadline, "postgres outlives a killed `tenure dev`");

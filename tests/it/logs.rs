@@ -64,7 +64,7 @@ async fn what_a_command_prints_is_kept_with_each_attempt() {
     let kept: Vec<Value> = serde_json::from_str(&out).unwrap();
     assert_eq!((kept.len(), &kept[0]["is_cut"]), (1, &json!(false)));
     let (code, _, said) = run(&bench, &["jobs", "log", &quiet.to_string()]).await;
-    assert!(code == 0 && said.contains("a worker with TENURE_JOB_LOGS=true keeps it"), "{said}");
+    assert!(code == 0 && said.contains("a worker or gateway with TENURE_JOB_LOGS=true keeps it"), "{said}");
     let (code, _, said) = run(&bench, &["jobs", "log", &JobId::generate().to_string()]).await;
     assert!(code == 1 && said.contains("does not exist"), "{said}");
 

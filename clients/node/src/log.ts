@@ -1,5 +1,7 @@
 /** The log of an attempt: the end of what it prints, which a gateway keeps with the job. */
 
+import { inspect } from 'node:util';
+
 const BYTES_MAX = 64 * 1024;
 /** Between two reports of a log. The last lines go with the end of the attempt. */
 const EVERY_MS = 5_000;
@@ -14,8 +16,9 @@ export class Tail {
 
   constructor(readonly isKept: boolean) {}
 
-  add(text: string): void {
+  add(said: unknown): void {
     if (!this.isKept) return;
+    const text = typeof said === 'string' ? said : inspect(said);
     const line = `${text.slice(-BYTES_MAX).replace(/[\r\n]+$/, '')}\n`;
     this.#isCut ||= text.length > BYTES_MAX;
     this.#lines.push(line);
@@ -26,17 +29,26 @@ export class Tail {
   }
 
   /** What is to be reported, as JSON text. `undefined`: nothing is new, or it is too soon. */
-  take(isLast: boolean): string | undefined {
+  take(): string | undefined {
     const now = performance.now();
-    if (!this.#hasMore || !(isLast || now - this.#takenAt >= EVERY_MS)) return undefined;
+    if (!this.#hasMore || now - this.#takenAt < EVERY_MS) return undefined;
     this.#hasMore = false;
     this.#takenAt = now;
     return JSON.stringify({ text: this.#shorten(), is_cut: this.#isCut });
   }
 
+  /**
+   * All of it, for the end of the attempt: a gateway may have had no time to write an earlier part. `undefined`: nothing
+   * was added.
+   */
+  whole(): string | undefined {
+    if (this.#lines.length === 0) return undefined;
+    return JSON.stringify({ text: this.#shorten(), is_cut: this.#isCut });
+  }
+
   /** What was taken is not reported. */
   putBack(): void {
-    this.#hasMore = true;
+    this.#hasMore = this.#lines.length > 0;
   }
 
   /** Cuts the first lines off, so that the rest begins with a whole line, if one is short enough. */

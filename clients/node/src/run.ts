@@ -115,6 +115,8 @@ export class Run {
   began = false;
   why: Why | undefined;
   refused: string | undefined;
+  /** Its settle was refused with its report, and goes without it. */
+  isUnreported = false;
   /** The names of the steps that it has called. */
   readonly steps = new Set<string>();
   writtenAt = performance.now();
@@ -150,10 +152,10 @@ export class Run {
   }
 
   /** Lets the log go with the next report of at most `most` bytes, if there is something new, and it fits. */
-  reportLog(most: number, isLast = false): void {
-    const log = this.tail.take(isLast);
+  reportLog(most: number): void {
+    const log = this.tail.take();
     if (log === undefined) return;
-    if (Buffer.byteLength(this.about({ ...this.sending, ...this.pending, log })) <= most) this.report({ log });
+    if (Buffer.byteLength(this.about({ ...this.pending, log })) <= most) this.report({ log });
     else this.tail.putBack();
   }
 
@@ -167,7 +169,11 @@ export class Run {
 
   /** Ends the sending of a report. One that was not written waits again, under what was said since. */
   sent(isOver: boolean): void {
-    if (!isOver) this.pending = { ...this.sending, ...this.pending };
+    if (!isOver) {
+      // The log comes again by itself, once it fits.
+      this.pending = { ...withoutLog(this.sending ?? {}), ...this.pending };
+      this.tail.putBack();
+    }
     this.sending = undefined;
     this.changed.ring();
   }
@@ -294,7 +300,7 @@ export class Context {
    * Adds a line to the log that is kept with the job, the last 64 KiB of each of its last three attempts, if the gateway
    * keeps logs (`TENURE_JOB_LOGS`). Returns at once.
    */
-  log(line: string): void {
+  log(line: unknown): void {
     this.#run.tail.add(line);
   }
 

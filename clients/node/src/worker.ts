@@ -87,7 +87,7 @@ interface Answers extends StepAnswers {
   payload: { text: string; lost?: boolean };
   report: { results: unknown[] };
   settle: { results: unknown[] };
-  beat: { now: string; lost: string[]; cancel: string[] };
+  beat: { now: string; lost: string[]; cancel: string[]; keeps_logs?: boolean };
   goodbye: { gone: boolean };
 }
 
@@ -439,16 +439,15 @@ export class Worker {
   #settle(run: Run, end: Fields): void {
     run.isRunning = false;
     const most = this.#limits.entry;
-    run.reportLog(most, true);
-    const reported = run.pending ? { ...end, report: textOf(run.pending) } : end;
+    const report = withoutLog(run.pending ?? {});
+    const reported = run.pending ? { ...end, report: textOf(report) } : end;
     // A job that completes without the steps that were recorded is told of.
     const tells = run.steps.size > 0 || (run.job.token > 1 && end.outcome === '"complete"');
     const called = tells ? { ...reported, steps: JSON.stringify([...run.steps]) } : reported;
-    let entry = entryOf(run, called);
+    const log = run.tail.whole();
+    let entry = entryOf(run, log === undefined ? called : { ...called, report: textOf({ ...report, log }) });
     // The work is worth more than its last report, that more than the names of its steps, these more than the log.
-    if (entry.bytes > most && run.pending) {
-      entry = entryOf(run, { ...called, report: textOf(withoutLog(run.pending)) });
-    }
+    if (entry.bytes > most) entry = entryOf(run, called);
     if (entry.bytes > most) entry = entryOf(run, reported);
     if (entry.bytes > most) entry = entryOf(run, end);
     if (entry.bytes > most) {
@@ -477,8 +476,12 @@ export class Worker {
     const { report, ...end } = fields;
     if (typeof result === 'string') this.#forget(run, result);
     else if (!result) this.#settles.push(entryOf(run, fields));
-    else if (report !== undefined) this.#settles.push(entryOf(run, end));
-    else if (!fields.error?.startsWith(`"${REFUSED}`)) {
+    else if (report !== undefined) {
+      // The report may be what is wrong; the log may say why.
+      const log = run.isUnreported ? undefined : run.tail.whole();
+      run.isUnreported = true;
+      this.#settles.push(entryOf(run, log === undefined ? end : { ...end, report: textOf({ log }) }));
+    } else if (!fields.error?.startsWith(`"${REFUSED}`)) {
       const error = `${REFUSED}: ${result.message}`;
       this.#settles.push(entryOf(run, fieldsOf({ outcome: 'fail', error })));
     } else this.#forget(run, 'refused', { error: result.message });
@@ -546,6 +549,7 @@ export class Worker {
       if (typeof result === 'object') {
         run.refused = result.message;
         this.#tell('error', run, `a report was refused: ${result.message}`, 'refused');
+        run.tail.putBack();
       }
       run.sent(result !== undefined);
     });
@@ -557,6 +561,7 @@ export class Worker {
     const running = runs.map(({ job }) => [job.job, job.token, job.claim]);
     const draining = this.#draining.signal.aborted;
     const beat = await this.#once('beat', fieldsOf({ draining, running, as_of: asOf }));
+    this.#terms.keeps_logs = beat.keeps_logs ?? this.#terms.keeps_logs;
     for (const id of beat.lost) {
       const run = runs.find(({ job }) => job.job === id);
       if (run) this.#stop(run, 'lost');

@@ -387,7 +387,7 @@ async fn log(cli: &Cli, tenure: &Tenure, id: JobId, all: bool) -> anyhow::Result
     }
     if logs.is_empty() {
         eprintln!(
-            "nothing is kept of what job {id} has printed; a worker with TENURE_JOB_LOGS=true keeps it"
+            "nothing is kept of what job {id} has printed; a worker or gateway with TENURE_JOB_LOGS=true keeps it"
         );
     }
     for log in logs.iter().rev() {

@@ -345,7 +345,7 @@ enum JobsCommand {
         /// The job's ID.
         id: JobId,
     },
-    /// Print what the last attempt of a job has printed, if its worker keeps that (`TENURE_JOB_LOGS`).
+    /// Print what the last attempt of a job has printed, if its worker or gateway keeps that (`TENURE_JOB_LOGS`).
     Log {
         /// The job's ID.
         id: JobId,

@@ -43,6 +43,21 @@ def logs_thread(job: Any, ctx: SyncContext) -> None:
     logging.getLogger("own").warning("%s by logging", job)
 
 
+@w.handle_batch("logs_batch", up_to=min(2, w.slots), within=30)
+async def logs_batch(items: list[Item]) -> list[Any]:
+    for item in items:
+        logging.getLogger("own").warning("%s by logging", item.payload)
+        item.context.log(item.payload)
+    return [None for _ in items]
+
+
+@w.handle("logs_refused")
+async def logs_refused(job: Any, ctx: Context) -> None:
+    ctx.log(5)
+    await ctx.progress("s", "no percentage")  # type: ignore[arg-type]
+    raise Permanent("as planned")
+
+
 @w.handle("logs_much")
 async def logs_much(job: Any, ctx: Context) -> None:
     for n in range(20_000):

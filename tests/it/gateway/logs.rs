@@ -93,6 +93,15 @@ async fn what_handlers_in_python_log_is_kept_with_their_own_job() {
             assert_eq!(logs, [(1, expected, false)], "{kind}: {}", worker.log());
         }
     }
+    let both =
+        [world.enqueue("logs_batch", json!("one")).await, world.enqueue("logs_batch", json!("two")).await];
+    for (job, name) in both.into_iter().zip(["one\n", "two\n"]) {
+        world.ended(job).await;
+        assert_eq!(kept(&world.bench, job).await, [(1, name.into(), false)], "no log is another job's");
+    }
+    let job = world.enqueue("logs_refused", json!(null)).await;
+    world.ended(job).await;
+    assert_eq!(kept(&world.bench, job).await, [(1, "5\n".into(), false)], "though the report is refused");
     let job = world.enqueue("logs_much", json!(null)).await;
     world.ended(job).await;
     let logs = kept(&world.bench, job).await;

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._errors import Cancelled, Lost, Retry, Snooze, TenureError
+from ._log import RUNNING
 from ._run import Context, SyncContext, called, is_async
 from ._wire import repeat
 
@@ -101,6 +102,8 @@ class Batches:
 
     async def join(self, payload: Any, context: Context) -> Any:
         """The handler of one job: waits for its batch."""
+        # What begins the batch inherits this context: a call for many jobs has no log of one.
+        RUNNING.set(None)
         loop = asyncio.get_running_loop()
         entry = Entry(payload, context, loop.create_future())
         # The handler has not begun it: then a stop of the worker gives it back, and its time is up without a charge.

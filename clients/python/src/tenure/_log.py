@@ -23,9 +23,10 @@ class Tail:
         self._chars, self._is_cut, self._has_more, self._sent_at = 0, False, False, 0.0
         self._lock = threading.Lock()
 
-    def add(self, text: str) -> None:
+    def add(self, line: object) -> None:
         if not self._is_kept:
             return
+        text = str(line)
         line = text[-BYTES_MAX:].rstrip("\r\n") + "\n"
         with self._lock:
             self._is_cut |= len(text) > BYTES_MAX
@@ -48,19 +49,25 @@ class Tail:
         self._lines, self._chars = [kept], len(kept)
         return kept
 
-    def take(self, is_last: bool = False) -> str | None:
+    def take(self) -> str | None:
         """What is to be reported, as JSON text. None: nothing is new, or it is too soon."""
         with self._lock:
             now = monotonic()
-            if not self._has_more or not (is_last or now - self._sent_at >= EVERY):
+            if not self._has_more or now - self._sent_at < EVERY:
                 return None
             self._has_more, self._sent_at = False, now
             return to_json({"text": self._shorten(), "is_cut": self._is_cut})
 
+    def whole(self) -> str | None:
+        """All of it, for the end of the attempt: a gateway may have had no time to write an earlier part. None: nothing
+        was added."""
+        with self._lock:
+            return to_json({"text": self._shorten(), "is_cut": self._is_cut}) if self._lines else None
+
     def put_back(self) -> None:
         """What was taken is not reported."""
         with self._lock:
-            self._has_more = True
+            self._has_more = bool(self._lines)
 
 
 RUNNING: ContextVar[Tail | None] = ContextVar("tenure_running", default=None)

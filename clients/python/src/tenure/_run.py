@@ -100,6 +100,8 @@ class Run:
     sending: Fields | None = None
     why: str | None = None
     refused: str | None = None
+    # Its settle was refused with its report, and goes without it.
+    is_unreported: bool = False
     # The names of the steps that it has called.
     steps: set[str] = field(default_factory=set)
     # The handler is called once more in this attempt, which may have recorded steps.
@@ -125,12 +127,12 @@ class Run:
         with self.lock:
             self.pending = {**(self.pending or {}), **later}
 
-    def report_log(self, is_last: bool = False) -> None:
+    def report_log(self) -> None:
         """Lets the log go with the next report, if there is something new, and it fits."""
-        if (tail := self.tail.take(is_last)) is not None:
+        if (tail := self.tail.take()) is not None:
             with self.lock:
                 later = {**(self.pending or {}), "log": tail}
-                if size(self.about({**(self.sending or {}), **later})) <= self.entry_max:
+                if size(self.about(later)) <= self.entry_max:
                     self.pending = later
                 else:
                     self.tail.put_back()
@@ -151,7 +153,9 @@ class Run:
         """Ends the sending of a report. One that was not written waits again, under what was said since."""
         with self.lock:
             if not is_over:
-                self.pending = {**(self.sending or {}), **(self.pending or {})}
+                # The log comes again by itself, once it fits.
+                self.pending = {**without_log(self.sending or {}), **(self.pending or {})}
+                self.tail.put_back()
             self.sending = None
         self.changed.set()
 
@@ -251,7 +255,7 @@ class Attempt:
         """Whether the handler should stop."""
         return self._run.why is not None
 
-    def log(self, line: str) -> None:
+    def log(self, line: object) -> None:
         """Adds a line to the log that is kept with the job, the last 64 KiB of each of its last three attempts, if the
         gateway keeps logs (`TENURE_JOB_LOGS`). Returns at once, also in a thread."""
         self._run.tail.add(line)

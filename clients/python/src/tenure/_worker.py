@@ -455,14 +455,15 @@ class Worker:
 
     def _settle(self, run: Run, end: Fields) -> None:
         run.is_running = False
-        run.report_log(is_last=True)
-        reported = end if run.pending is None else {**end, "report": text_of(run.pending)}
+        report = without_log(run.pending or {})
+        reported = end if run.pending is None else {**end, "report": text_of(report)}
         # A job that completes without the steps that were recorded is told of.
         tells = run.steps or (run.job["token"] > 1 and end["outcome"] == '"complete"')
         called = {**reported, "steps": to_json(sorted(run.steps))} if tells else reported
+        tail = run.tail.whole()
+        logged = called if tail is None else {**called, "report": text_of({**report, "log": tail})}
         # The work is worth more than its last report, that more than the names of its steps, these more than the log.
-        unlogged = {**called, "report": text_of(without_log(run.pending))} if run.pending else called
-        for fields in (called, unlogged, reported, end):
+        for fields in (logged, called, reported, end):
             entry = entry_of(run, fields)
             if entry.bytes <= self._entry_max:
                 break
@@ -497,6 +498,10 @@ class Worker:
         run.log(logging.ERROR, f"a settle was refused: {message}", "refused")
         if "report" in fields:
             fields = {name: text for name, text in fields.items() if name != "report"}
+            # The report may be what is wrong; the log may say why.
+            if not run.is_unreported and (tail := run.tail.whole()) is not None:
+                fields["report"] = text_of({"log": tail})
+            run.is_unreported = True
         elif not fields.get("error", "").startswith(f'"{REFUSED}'):
             error = f"{REFUSED}: {message}"[:ERROR_MAX]
             fields = fields_of({"outcome": "fail", "error": error})
@@ -565,6 +570,7 @@ class Worker:
             if isinstance(result, dict):
                 run.refused = result["message"]
                 run.log(logging.ERROR, f"a report was refused: {run.refused}", "refused")
+                run.tail.put_back()
             run.sent(result is not None)
 
     async def _beat(self, as_of: str | None = None) -> dict[str, Any]:
@@ -573,6 +579,7 @@ class Worker:
         names = [[run.job["job"], run.job["token"], run.job["claim"]] for run in named]
         body = to_json({"draining": self._draining, "running": names, "as_of": as_of})
         answer = await self._ask("beat", body[1:-1])
+        self._keeps_logs = answer.get("keeps_logs", self._keeps_logs)
         # Not a later attempt of the same job, which may have begun here meanwhile.
         by_job = {run.job["job"]: run for run in named if run.is_running}
         for name, why in (("lost", "lost"), ("cancel", "cancelled")):
