@@ -31,7 +31,7 @@ use crate::{
         settle::{Settled, Verdict, verdict},
     },
     store::{
-        ProgressWrite, Store, StoreError,
+        LogWrite, ProgressWrite, Store, StoreError,
         batch::{Batcher, halve},
     },
 };
@@ -79,24 +79,17 @@ struct Said {
     /// Why its handler was asked to stop, if that decides the end.
     asked: Option<CancelReason>,
     report: Option<ProgressWrite>,
-    log: Option<Log>,
+    log: Option<LogWrite>,
     /// The names of the steps that it has called, if it tells.
     steps: Option<Vec<String>>,
     ran: Duration,
 }
 
-/// What an attempt has printed so far, or the end of it.
-struct Log {
-    text: String,
-    is_cut: bool,
-}
-
-impl Log {
-    /// Reads the field of a report.
-    fn of(report: &Fields<'_>) -> Result<Option<Self>, Refusal> {
-        let Some(log) = report.object("log")? else { return Ok(None) };
-        Ok(Some(Self { text: log.value("text", "a text")?, is_cut: log.flag("is_cut", false)? }))
-    }
+/// Reads what an attempt has printed so far, or the end of it, from a report.
+fn log_of(receipt: &Receipt, report: &Fields<'_>) -> Result<Option<LogWrite>, Refusal> {
+    let Some(log) = report.object("log")? else { return Ok(None) };
+    let (text, is_cut) = (log.value("text", "a text")?, log.flag("is_cut", false)?);
+    Ok(Some(LogWrite { key: receipt.key(), text, is_cut }))
 }
 
 impl Signer {
@@ -135,7 +128,7 @@ impl Gateway {
         let (signer, id) = (&signer, id.as_str());
         let results = join_all(entries.iter().map(|entry| async move {
             let receipt = signer.of_entry(id, entry)?;
-            let (write, log) = (self.progress_of(&receipt, entry)?, Log::of(entry)?);
+            let (write, log) = (self.progress_of(&receipt, entry)?, log_of(&receipt, entry)?);
             if entry.flag("alone", false)? {
                 // That the claim is no longer current, the write says.
                 self.0.store.runs_alone(receipt.key()).await?;
@@ -183,7 +176,7 @@ impl Gateway {
         &self,
         receipt: &Receipt,
         write: ProgressWrite,
-        log: Option<Log>,
+        log: Option<LogWrite>,
     ) -> Result<&'static str, Refusal> {
         let _turn = self.0.jobs.turn(receipt.job).await;
         let Some(cancel_requested) = self.write(&write).await? else {
@@ -198,13 +191,13 @@ impl Gateway {
         Ok(if cancel_requested { "cancel" } else { "ok" })
     }
 
-    async fn keep(&self, receipt: &Receipt, log: Option<Log>) {
+    async fn keep(&self, receipt: &Receipt, log: Option<LogWrite>) {
         // A log is plain text.
-        if self.0.tenure.codecs().has(&receipt.kind) {
-            return;
-        }
-        if let (Some(logs), Some(log)) = (&self.0.logs, log) {
-            logs.write_said(receipt.key(), &log.text, log.is_cut).await;
+        let is_sealed = || self.0.tenure.codecs().has(&receipt.kind);
+        if let (Some(logs), Some(log)) = (&self.0.logs, log)
+            && !is_sealed()
+        {
+            logs.write_said(log).await;
         }
     }
 
@@ -313,7 +306,7 @@ impl Gateway {
             _ => return Err(entry.wrong("outcome", expected)),
         };
         let report = entry.object("report")?;
-        let log = report.as_ref().map(Log::of).transpose()?.flatten();
+        let log = report.as_ref().map(|report| log_of(receipt, report)).transpose()?.flatten();
         let report = report.map(|report| self.progress_of(receipt, &report)).transpose()?;
         let ran = entry.duration("ran_ms")?.unwrap_or_default();
         let steps = entry.optional("steps", "a list of names")?;

@@ -17,8 +17,6 @@ use futures::{StreamExt, stream};
 use tokio::time::timeout;
 
 use super::{context::JobContext, running::RunningJob};
-#[cfg(feature = "gateway")]
-use crate::job::claim::ClaimKey;
 use crate::{
     observe::repeats,
     store::{LogWrite, Store, StoreError, batch::Batcher},
@@ -164,10 +162,11 @@ impl LogWriter {
     /// Writes what a worker behind a gateway says that its attempt has printed. The answer waits for it, but not for
     /// long.
     #[cfg(feature = "gateway")]
-    pub(crate) async fn write_said(&self, key: ClaimKey, text: &str, is_cut: bool) {
-        let mut lines = Lines { text: text.replace('\0', "\u{fffd}"), is_cut, has_more: false };
+    pub(crate) async fn write_said(&self, said: LogWrite) {
+        let mut lines =
+            Lines { text: said.text.replace('\0', "\u{fffd}"), is_cut: said.is_cut, has_more: false };
         lines.shorten();
-        let log = LogWrite { key, text: lines.text, is_cut: lines.is_cut };
+        let log = LogWrite { key: said.key, text: lines.text, is_cut: lines.is_cut };
         in_time(async {
             if let Some(Err(error)) = self.ended.run(log).await {
                 tell(&error);

@@ -52,7 +52,7 @@ pub async fn run_batch(
         item.context().log(&format!("token {token}"));
         let verdict = match item.0.act.as_str() {
             "aborts at first" if token.0 == 1 => std::process::abort(),
-            // One of the two that fail takes the whole call with it.
+            // It takes the whole call with it.
             "panics" if attempt < 4 => panic!("as planned"),
             "never" | "panics" => item.fail(JobError::permanent("as planned")),
             "fails at first" if attempt < 3 => item.fail(JobError::msg("as planned")),

@@ -107,7 +107,6 @@ const TIMERS: &[(&str, &str)] = &[
     ("TENURE_CANCEL_GRACE", "500ms"),
     ("TENURE_DATABASE_WITHIN", "1500ms"),
 ];
-/// How long a cancellation waits for the next, in all, and how many of them pass between two redrives.
 const CANCEL_EVERY: Duration = Duration::from_millis(700);
 const CANCELS_PER_REDRIVE: u32 = 10;
 

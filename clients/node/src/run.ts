@@ -100,10 +100,6 @@ export class Bell {
   }
 }
 
-export function withoutLog(report: Fields): Fields {
-  return Object.fromEntries(Object.entries(report).filter(([name]) => name !== 'log'));
-}
-
 /** An attempt that runs here. */
 export class Run {
   readonly #names: Fields;
@@ -151,14 +147,6 @@ export class Run {
     this.pending = { ...this.pending, ...later };
   }
 
-  /** Lets the log go with the next report of at most `most` bytes, if there is something new, and it fits. */
-  reportLog(most: number): void {
-    const log = this.tail.take();
-    if (log === undefined) return;
-    if (Buffer.byteLength(this.about({ ...this.pending, log })) <= most) this.report({ log });
-    else this.tail.putBack();
-  }
-
   /** Takes the report that waits, and marks it as on its way. */
   send(): Fields {
     this.sending = this.pending ?? {};
@@ -170,8 +158,7 @@ export class Run {
   /** Ends the sending of a report. One that was not written waits again, under what was said since. */
   sent(isOver: boolean): void {
     if (!isOver) {
-      // The log comes again by itself, once it fits.
-      this.pending = { ...withoutLog(this.sending ?? {}), ...this.pending };
+      this.pending = { ...this.sending, ...this.pending };
       this.tail.putBack();
     }
     this.sending = undefined;
@@ -327,15 +314,9 @@ export class Context {
     if (bytes > most.checkpoint) {
       throw new TenureError(`the checkpoint has ${bytes} bytes, but at most ${most.checkpoint} are allowed`);
     }
-    const { log, ...reported } = { ...run.sending, ...run.pending, ...report };
-    const whole = Buffer.byteLength(run.about(reported));
+    const whole = Buffer.byteLength(run.about({ ...run.sending, ...run.pending, ...report }));
     if (whole > most.entry) {
       throw new TenureError(`the report has ${whole} bytes, but a message of NATS holds at most ${most.entry}`);
-    }
-    // A log waits for the next report.
-    if (log !== undefined && Buffer.byteLength(run.about({ ...reported, log })) > most.entry) {
-      run.pending = withoutLog(run.pending ?? {});
-      run.tail.putBack();
     }
     run.report(report);
     while (performance.now() - run.writtenAt > run.job.stale_after_ms / 2) await this.#change();

@@ -135,6 +135,24 @@ const again = JSON.stringify({ error: { code: 'unavailable', message: 'Postgres 
 const refusal = { code: 'bad_request', message: 'that is wrong', retry: false };
 
 void suite('a worker', { concurrency: true }, () => {
+  void test('repeats a log at the end, and sends none in the place of a checkpoint', async () => {
+    const gateway = new Gateway();
+    const terms = gateway.answers.hello?.({} as Body) as object;
+    gateway.answers.hello = () => ({ ...terms, keeps_logs: true });
+    gateway.jobs.push(job(1), job(2));
+    const checkpoint = 'x'.repeat(1_000_000);
+    const worker = gateway.worker(async (payload, ctx) => {
+      if (payload === 2) await ctx.progress({ checkpoint });
+      ctx.log(payload === 1 ? 'once' : 'y'.repeat(60_000));
+      while (payload === 1 && gateway.reports().length === 0) await sleep(10);
+      if (payload === 2) throw new Permanent('as planned');
+    });
+    await gateway.until(worker, () => gateway.settles().length === 2);
+    const reports = new Map(gateway.settles().map(({ job: of, report }) => [of, report]));
+    assert.deepEqual(reports.get('job-1'), { log: { text: 'once\n', is_cut: false } });
+    assert.deepEqual(reports.get('job-2'), { checkpoint });
+  });
+
   void test('sends the end of what a job has logged, if the gateway keeps it', async () => {
     for (const isKept of [true, false]) {
       const gateway = new Gateway();

@@ -23,7 +23,6 @@ import {
   textOf,
   whole,
   type Why,
-  withoutLog,
 } from './run.js';
 import {
   ANSWERED_WITHIN_MS,
@@ -439,13 +438,12 @@ export class Worker {
   #settle(run: Run, end: Fields): void {
     run.isRunning = false;
     const most = this.#limits.entry;
-    const report = withoutLog(run.pending ?? {});
-    const reported = run.pending ? { ...end, report: textOf(report) } : end;
+    const reported = run.pending ? { ...end, report: textOf(run.pending) } : end;
     // A job that completes without the steps that were recorded is told of.
     const tells = run.steps.size > 0 || (run.job.token > 1 && end.outcome === '"complete"');
     const called = tells ? { ...reported, steps: JSON.stringify([...run.steps]) } : reported;
     const log = run.tail.whole();
-    let entry = entryOf(run, log === undefined ? called : { ...called, report: textOf({ ...report, log }) });
+    let entry = entryOf(run, log === undefined ? called : { ...called, report: textOf({ ...run.pending, log }) });
     // The work is worth more than its last report, that more than the names of its steps, these more than the log.
     if (entry.bytes > most) entry = entryOf(run, called);
     if (entry.bytes > most) entry = entryOf(run, reported);
@@ -523,15 +521,27 @@ export class Worker {
       const isAwake = now - this.#wokeAt > Math.min(5_000, staleAfter / 2);
       if (isAwake && now - Math.max(run.writtenAt, this.#okAt) > 0.8 * staleAfter) this.#stop(run, 'cut off');
       if (run.why) continue;
-      run.reportLog(this.#limits.entry);
       if (run.kind.keepalive && now - run.sentAt > staleAfter / 6) run.report({});
-      if (run.pending && !run.sending && now - run.sentAt >= every) due.push(entryOf(run, run.send()));
+      if (run.sending || now - run.sentAt < every) continue;
+      const log = run.tail.take();
+      if (run.pending || log !== undefined) due.push(this.#reported(run, log));
     }
     while (due.length > 0) {
       const sent = this.#fitting(due, REPORTS_MAX);
       due = due.slice(sent.length);
       void this.#report(sent);
     }
+  }
+
+  /** The report that waits, with the log if it fits. */
+  #reported(run: Run, log: string | undefined): Entry {
+    const report = run.send();
+    if (log !== undefined) {
+      const entry = entryOf(run, { ...report, log });
+      if (entry.bytes <= this.#limits.entry) return entry;
+      run.tail.putBack();
+    }
+    return entryOf(run, report);
   }
 
   async #report(entries: Entry[]): Promise<void> {

@@ -80,10 +80,9 @@ pub(super) async fn logs(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
-    let shows = api.shows_payloads;
     let read = |api: Arc<Api>| async move {
         let (tenure, _) = api.tenures.find(id, &who.looks).await?;
-        if !shows {
+        if !api.shows_payloads {
             return Err(Failure::logs_hidden());
         }
         Ok(tenure.job_logs(id).await?)

@@ -49,10 +49,7 @@ pub(super) async fn graph(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Resu
             job.queue.clone(),
             job.kind.clone(),
             job.state().to_owned(),
-            job.progress
-                .filter(|_| !job.has_ended())
-                .map(|percent| format!("{percent:.0} %"))
-                .unwrap_or_default(),
+            print::percent(job.progress, job.has_ended()).unwrap_or_default(),
             befores.get_mut(&job.id).map(|befores| named(befores)).unwrap_or_default(),
         ]);
     }

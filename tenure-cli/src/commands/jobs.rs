@@ -282,7 +282,7 @@ fn list(jobs: &[JobRow]) -> Table {
             job.kind.clone(),
             state(job).to_owned(),
             format!("{}/{}", job.attempt, job.max_attempts),
-            print::percent(job).unwrap_or_default(),
+            print::percent(job.progress, job.status == Status::Completed).unwrap_or_default(),
             time(Some(job.created_at)),
             print::brief(job.last_error.as_deref().unwrap_or_default(), ERROR_MAX),
         ]);

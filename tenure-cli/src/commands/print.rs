@@ -15,14 +15,15 @@ pub(super) fn line(text: impl std::fmt::Display) {
     }
 }
 
-/// How far a job is. Nothing of a completed one: the last report of its handler may say that half was done.
-pub(super) fn percent(job: &JobRow) -> Option<String> {
-    job.progress.filter(|_| job.status != Status::Completed).map(|percent| format!("{percent:.0} %"))
+/// How far a job is. Nothing of one that is over: the last report of a completed one may say that half was done.
+pub(super) fn percent(progress: Option<f32>, is_over: bool) -> Option<String> {
+    progress.filter(|_| !is_over).map(|percent| format!("{percent:.0} %"))
 }
 
 /// A job's progress: percent, stage and message.
 pub(super) fn progress(job: &JobRow) -> String {
-    let parts = [percent(job), job.stage.clone(), job.message.clone()];
+    let percent = percent(job.progress, job.status == Status::Completed);
+    let parts = [percent, job.stage.clone(), job.message.clone()];
     let parts: Vec<_> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
     brief(&parts.join(" · "), usize::MAX)
 }

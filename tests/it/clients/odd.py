@@ -58,6 +58,22 @@ async def logs_refused(job: Any, ctx: Context) -> None:
     raise Permanent("as planned")
 
 
+@w.handle("logs_quiet")
+async def logs_quiet(job: Any, ctx: Context) -> None:
+    ctx.log("once")
+    while not os.path.exists(job):
+        await asyncio.sleep(0.05)
+
+
+@w.handle("logs_large")
+async def logs_large(job: Any, ctx: Context) -> Any:
+    if ctx.attempt == 2:
+        return len(ctx.checkpoint)
+    await ctx.progress(checkpoint="x" * 1_000_000)
+    ctx.log("y" * 60_000)
+    raise Retry("as planned", after=0)
+
+
 @w.handle("logs_much")
 async def logs_much(job: Any, ctx: Context) -> None:
     for n in range(20_000):

@@ -5,7 +5,7 @@ use tenure::JobId;
 
 use super::{Foreign, about, enqueue, gateway};
 use crate::{
-    harness::{Bench, bench, bench_with},
+    harness::{Bench, bench, bench_with, run_folder},
     kit::{Client, world::World},
 };
 
@@ -102,6 +102,16 @@ async fn what_handlers_in_python_log_is_kept_with_their_own_job() {
     let job = world.enqueue("logs_refused", json!(null)).await;
     world.ended(job).await;
     assert_eq!(kept(&world.bench, job).await, [(1, "5\n".into(), false)], "though the report is refused");
+    // A gateway that had no time for it has not written it: the end carries it again.
+    let go = run_folder().join(format!("go-{}", world.bench.config.stream));
+    let job = world.enqueue("logs_quiet", json!(go)).await;
+    world.bench.until(&format!("EXISTS (SELECT FROM tenure.job_logs WHERE job_id = '{job}')")).await;
+    world.bench.execute(&format!("DELETE FROM tenure.job_logs WHERE job_id = '{job}'")).await;
+    std::fs::write(&go, "").unwrap();
+    world.ended(job).await;
+    assert_eq!(kept(&world.bench, job).await, [(1, "once\n".into(), false)]);
+    let job = world.run("logs_large", json!(null)).await;
+    assert_eq!(job.output, Some(json!(1_000_000)), "the checkpoint is worth more than the log");
     let job = world.enqueue("logs_much", json!(null)).await;
     world.ended(job).await;
     let logs = kept(&world.bench, job).await;

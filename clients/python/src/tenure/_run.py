@@ -51,10 +51,6 @@ class NewJob:
     priority: int | None = None
 
 
-def without_log(report: Fields) -> Fields:
-    return {name: text for name, text in report.items() if name != "log"}
-
-
 def is_async(handler: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004
@@ -127,21 +123,6 @@ class Run:
         with self.lock:
             self.pending = {**(self.pending or {}), **later}
 
-    def report_log(self) -> None:
-        """Lets the log go with the next report, if there is something new, and it fits."""
-        if (tail := self.tail.take()) is not None:
-            with self.lock:
-                later = {**(self.pending or {}), "log": tail}
-                if size(self.about(later)) <= self.entry_max:
-                    self.pending = later
-                else:
-                    self.tail.put_back()
-
-    def drop_log(self) -> None:
-        with self.lock:
-            self.pending = without_log(self.pending or {})
-        self.tail.put_back()
-
     def send(self) -> Fields:
         """Takes the report that waits, and marks it as on its way."""
         with self.lock:
@@ -153,8 +134,7 @@ class Run:
         """Ends the sending of a report. One that was not written waits again, under what was said since."""
         with self.lock:
             if not is_over:
-                # The log comes again by itself, once it fits.
-                self.pending = {**without_log(self.sending or {}), **(self.pending or {})}
+                self.pending = {**(self.sending or {}), **(self.pending or {})}
                 self.tail.put_back()
             self.sending = None
         self.changed.set()
@@ -273,13 +253,9 @@ class Attempt:
             raise ValueError(
                 f"the checkpoint has {bytes_} bytes of at most {run.checkpoint_max}; store results elsewhere"
             )
-        reported = {**(run.sending or {}), **(run.pending or {}), **report}
-        whole = size(run.about(without_log(reported)))
+        whole = size(run.about({**(run.sending or {}), **(run.pending or {}), **report}))
         if whole > run.entry_max:
             raise ValueError(f"the report has {whole} bytes, but a message of NATS holds at most {run.entry_max}")
-        # A log waits for the next report.
-        if size(run.about(reported)) > run.entry_max:
-            run.drop_log()
         run.report(report)
 
     def _result(self, name: str, result: Any) -> str:

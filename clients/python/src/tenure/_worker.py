@@ -27,7 +27,7 @@ from nats.aio.msg import Msg
 from ._batch import Batches
 from ._errors import Cancel, Lost, Permanent, ProtocolError, Retry, Snooze, TenureError, suspension
 from ._log import RUNNING, Tail
-from ._run import Context, Fields, Kind, Run, SyncContext, called, fields_of, is_async, text_of, without_log
+from ._run import Context, Fields, Kind, Run, SyncContext, called, fields_of, is_async, text_of
 from ._wire import ANSWERED_WITHIN, Pauses, Wire, check_queue, millis, repeat, size, to_json
 
 log = logging.getLogger("tenure")
@@ -455,13 +455,12 @@ class Worker:
 
     def _settle(self, run: Run, end: Fields) -> None:
         run.is_running = False
-        report = without_log(run.pending or {})
-        reported = end if run.pending is None else {**end, "report": text_of(report)}
+        reported = end if run.pending is None else {**end, "report": text_of(run.pending)}
         # A job that completes without the steps that were recorded is told of.
         tells = run.steps or (run.job["token"] > 1 and end["outcome"] == '"complete"')
         called = {**reported, "steps": to_json(sorted(run.steps))} if tells else reported
         tail = run.tail.whole()
-        logged = called if tail is None else {**called, "report": text_of({**report, "log": tail})}
+        logged = called if tail is None else {**called, "report": text_of({**(run.pending or {}), "log": tail})}
         # The work is worth more than its last report, that more than the names of its steps, these more than the log.
         for fields in (logged, called, reported, end):
             entry = entry_of(run, fields)
@@ -543,16 +542,27 @@ class Worker:
                 self._stop(run, "cut off")
             if run.why:
                 continue
-            run.report_log()
             if run.kind.keepalive and now - run.sent_at > run.stale_after / 6:
                 run.report({})
             is_due = now - run.sent_at >= self._report_every
-            if run.pending is not None and run.sending is None and is_due:
-                due.append(entry_of(run, run.send()))
+            if run.sending is None and is_due:
+                tail = run.tail.take()
+                if run.pending is not None or tail is not None:
+                    due.append(self._reported(run, tail))
         while due:
             sent = self._fitting(due, REPORTS_MAX)
             due = due[len(sent) :]
             self._spawn(self._report(sent))
+
+    def _reported(self, run: Run, tail: str | None) -> Entry:
+        """The report that waits, with the log if it fits."""
+        report = run.send()
+        if tail is not None:
+            entry = entry_of(run, {**report, "log": tail})
+            if entry.bytes <= self._entry_max:
+                return entry
+            run.tail.put_back()
+        return entry_of(run, report)
 
     async def _report(self, entries: list[Entry]) -> None:
         sent_at = monotonic()
