@@ -91,10 +91,10 @@ GRANT UPDATE (result, fencing_token, step_kind) ON tenure.effects TO tenure_work
 GRANT SELECT, INSERT, DELETE ON tenure.job_logs TO tenure_worker;
 GRANT UPDATE (text, is_cut, written_at) ON tenure.job_logs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
--- `release_followers` releases, cancels and restores jobs that follow others, once these have ended; `mend_groups` notes
--- ends, and `sweep_groups` deletes what is known of jobs that are gone.
+-- `settle_edges` says of jobs that they have completed, to those that follow them; `release_followers` releases, cancels and
+-- restores these; `mend_groups` notes ends, and `sweep_groups` deletes what is known of jobs that are gone.
 GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid, int), tenure.sweep_groups(uuid, int),
-      tenure.reopen_edges(uuid[]), tenure.redriven_at(uuid, bigint),
+      tenure.settle_edges(uuid[], jsonb[]), tenure.reopen_edges(uuid[]), tenure.redriven_at(uuid, bigint),
       tenure.await_event(uuid, bigint, uuid, text, interval),
       tenure.suspended_for(uuid, text, float8, timestamptz) TO tenure_worker;
 -- A worker goes on with the redrive that an operator has begun.

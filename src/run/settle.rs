@@ -168,7 +168,8 @@ impl Settle {
             Verdict::Lost => (AttemptOutcome::Lost, Settled::Lost),
             // Its effects are known now: the attempt is ending, and records no more of them.
             Verdict::Complete(completion) => {
-                match self.complete(Completion { keeps: job.keeps(), ..completion }).await {
+                let in_group = job.claim.group.is_some();
+                match self.complete(Completion { keeps: job.keeps(), in_group, ..completion }).await {
                     Ok(settled) => (AttemptOutcome::Completed, settled),
                     Err(error) => {
                         // Postgres refuses the output, for a reason that `unstorable` does not know.

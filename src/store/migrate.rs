@@ -57,6 +57,7 @@ const MIGRATIONS: &[Migration] = &[
     (23, "quarantine", include_str!("../../migrations/0023_quarantine.sql")),
     (24, "tags", include_str!("../../migrations/0024_tags.sql")),
     (25, "logs", include_str!("../../migrations/0025_logs.sql")),
+    (26, "settled_edges", include_str!("../../migrations/0026_settled_edges.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

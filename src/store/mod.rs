@@ -261,6 +261,7 @@ statements! {
     COMPLETE_ONE = "job/forms" "complete_one";
     COMPLETE_SKIP = "job/forms" "complete_skip";
     COMPLETE_TOLD = "job/forms" "complete_told";
+    COMPLETE_GROUPED = "job/forms" "complete_grouped";
     COMPLETE_IN = "job/forms" "complete_in";
     COMPLETE_IN_TOLD = "job/forms" "complete_in_told";
     COMPLETE_UNKEPT = "job" "complete_unkept";

@@ -190,6 +190,8 @@ pub struct Completion {
     /// The handler's last progress, if it is not written yet.
     pub report: Option<ProgressWrite>,
     pub keeps: Keeps,
+    /// Whether jobs may wait for it. Only the time of the statement depends on it.
+    pub in_group: bool,
 }
 
 /// What stays of a job that completes, besides its keys.

@@ -31,6 +31,7 @@ fn hot(ids: &[String]) -> Vec<(&'static str, String)> {
         ("complete", format!("{mine}, {nulls}")),
         ("complete_skip", format!("{mine}, {nulls}")),
         ("complete_told", format!("{mine}, {nulls}, {}", array("'{\"progress\": 50}'", "text"))),
+        ("complete_grouped", format!("{mine}, {nulls}, {}", array("'{\"progress\": 50}'", "text"))),
         ("complete_in", format!("{mine}, {nulls}")),
         ("complete_unkept", format!("{mine}, {keys}")),
         ("complete_unkept_skip", format!("{mine}, {keys}")),

@@ -1,8 +1,10 @@
 //! Groups as a state machine: two jobs, one that follows both, and the calls that work off their ends.
 //!
-//! A step is atomic where the real system's is: a commit, a look under a lock, a death. A call of `release_followers`
-//! has three: it takes notes, it locks the follower and looks at the edges, and it commits. It shows at its commit
-//! alone. Claims and owners have their own model: here a job runs and ends, and may be redriven once it is dead.
+//! A step is atomic where the real system's is: a commit, a look, a write under a lock, a death. A job that completes
+//! settles its edge itself, and notes the follower; any other end, and that of a job with many followers, is noted, and a
+//! call settles the edge. A call of `release_followers` has four steps: it takes notes, it settles edges and judges the
+//! follower by those that it sees, it locks the follower's job and writes, and it commits. It shows at its commit alone.
+//! Claims and owners have their own model: here a job runs and ends, and may be redriven once it is dead.
 
 use crate::explore::Model;
 
@@ -13,8 +15,16 @@ pub(crate) enum Mutation {
     NoNote,
     /// A call deletes its notes before it commits.
     NotesBeforeTheCommit,
-    /// A call looks at the edges without the follower's lock.
-    LooksWithoutTheLock,
+    /// A job settles its edge, and leaves no note of the follower.
+    NoNoteOfTheFollower,
+    /// A call that has settled an edge, and does not release the follower, does not have it looked at once more.
+    NoSecondLook,
+    /// A call finds the follower cancelled that it was to release, and does not tell the next one.
+    FindsItCut,
+    /// A call is told of a failure that is over, and does not have the follower looked at again.
+    KeepsTheLateCut,
+    /// A call that meets a lock forgets the follower.
+    ForgetsTheLocked,
     /// A fate replaces one that is better: an older note comes last.
     LastNoteCounts,
     /// A redrive leaves the edge of the job failed.
@@ -51,14 +61,15 @@ pub(crate) struct Groups {
 const MEMBERS: usize = 2;
 const CALLS: usize = 2;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// From the best to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Fate {
     Completed,
     Failed,
     Cancelled,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Follower {
     Held,
     /// Cancelled by a failure.
@@ -67,23 +78,49 @@ pub(crate) enum Follower {
     Ended,
 }
 
-/// A note that a job has ended so, and the call that has taken it.
+/// What is noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Told {
+    /// The job has ended so; its edge is not settled.
+    End(usize, Fate),
+    /// The follower is to be looked at: a job before it has ended, without completing if there is a fate.
+    Look(Option<Fate>),
+}
+
+/// A note, and the call that has taken it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Note {
-    job: usize,
-    fate: Fate,
+    told: Told,
     taken_by: Option<usize>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// What a call has found of the follower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Verdict {
+    Nothing,
+    Release {
+        was_cut: bool,
+    },
+    /// The worst of what it has seen.
+    Cut(Fate),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Call {
     None,
     /// It has taken notes.
-    Began(Vec<(usize, Fate)>),
-    /// It holds the follower's lock, and knows what to do with the edges and the follower.
+    Began(Vec<Told>),
+    /// It has settled these edges, and judged the follower.
     Looked {
         edges: Vec<(usize, Fate)>,
+        verdict: Verdict,
+        looks_again: bool,
+    },
+    /// It holds the lock of the follower's job, if that becomes something. `tells` is noted.
+    Wrote {
+        edges: Vec<(usize, Fate)>,
         becomes: Option<Follower>,
+        tells: Vec<Told>,
     },
 }
 
@@ -106,12 +143,68 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
     Ends(usize, Fate),
+    /// A job completes, and settles its edge.
+    Settles(usize),
     Redrive(usize),
     Take(usize),
     Look(usize),
+    Write(usize),
     Commit(usize),
     Dies(usize),
     FollowerEnds,
+}
+
+impl State {
+    /// Whether a call is about to settle the edge of this job.
+    fn locks_edge(&self, job: usize) -> bool {
+        self.calls.iter().any(|call| match call {
+            Call::Looked { edges, .. } | Call::Wrote { edges, .. } => edges.iter().any(|(of, _)| *of == job),
+            _ => false,
+        })
+    }
+
+    /// Of states that differ in the numbers of the calls, or in the order of notes that does not matter, only one is
+    /// explored. Of two ends of one job, the order matters.
+    fn in_order(mut self) -> Self {
+        if self.calls[0] > self.calls[1] {
+            self.calls.swap(0, 1);
+            for note in &mut self.notes {
+                note.taken_by = note.taken_by.map(|call| 1 - call);
+            }
+        }
+        self.notes.sort_by_key(|note| match note.told {
+            Told::Look(fate) => (MEMBERS, fate, note.taken_by),
+            Told::End(job, _) => (job, None, None),
+        });
+        self
+    }
+
+    /// Shows what a call has written. `false`: it has not written.
+    fn commit(&mut self, call: usize) -> bool {
+        let Call::Wrote { edges, becomes, tells } = std::mem::replace(&mut self.calls[call], Call::None)
+        else {
+            return false;
+        };
+        for (job, fate) in edges {
+            self.edges[job] = Some(fate);
+        }
+        self.notes.retain(|note| note.taken_by != Some(call));
+        for told in tells {
+            self.tell(told);
+        }
+        if let Some(becomes) = becomes {
+            self.follower = becomes;
+            self.starts += u8::from(becomes == Follower::Released);
+        }
+        true
+    }
+
+    fn tell(&mut self, told: Told) {
+        let note = Note { told, taken_by: None };
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
 }
 
 impl Groups {
@@ -130,43 +223,56 @@ impl Groups {
         }
     }
 
-    /// What becomes of the follower, by these edges.
-    fn decide(&self, state: &State, edges: [Option<Fate>; MEMBERS]) -> Option<Follower> {
-        let waits = edges.contains(&None);
+    /// What a call finds of the follower, by these edges, if it knows of a failure or not.
+    fn judge(&self, state: &State, edges: [Option<Fate>; MEMBERS], hurt: Option<Fate>) -> Verdict {
+        let is_open = edges.contains(&None);
         let lacks = |fate| edges.contains(&Some(fate)) && !self.has(Mutation::FailureReleases);
-        let any = lacks(Fate::Failed) || lacks(Fate::Cancelled);
-        let is_over = match self.on_failure {
-            OnFailure::Cancel => any,
+        let worst = [Fate::Cancelled, Fate::Failed].into_iter().find(|fate| lacks(*fate));
+        let ends_it = |fate| match self.on_failure {
+            OnFailure::Cancel => true,
             OnFailure::Run => false,
-            OnFailure::Hold => lacks(Fate::Cancelled),
+            OnFailure::Hold => fate == Fate::Cancelled,
         };
-        if is_over {
-            return (state.follower == Follower::Held).then_some(Follower::Cut);
-        }
-        if waits || any && self.on_failure != OnFailure::Run {
-            return None;
-        }
-        match state.follower {
-            Follower::Held => Some(Follower::Released),
-            Follower::Cut if !self.has(Mutation::CutForEver) => Some(Follower::Released),
-            Follower::Ended if self.has(Mutation::ReleasedByEach) => Some(Follower::Released),
-            _ => None,
+        let was_cut = state.follower == Follower::Cut;
+        match (hurt.filter(|fate| ends_it(*fate) && !was_cut), worst) {
+            (Some(fate), _) => Verdict::Cut(fate),
+            _ if is_open => Verdict::Nothing,
+            (None, Some(fate)) if ends_it(fate) => Verdict::Cut(fate),
+            (None, Some(_)) if self.on_failure == OnFailure::Hold => Verdict::Nothing,
+            _ => Verdict::Release { was_cut },
         }
     }
 
-    fn look(&self, state: &mut State, call: usize, notes: &[(usize, Fate)]) {
+    fn look(&self, state: &mut State, call: usize, notes: &[Told]) {
         let mut seen = state.edges;
         let mut edges = Vec::new();
-        for (job, fate) in notes {
-            // A job that is live again has not ended.
-            let is_live = state.members[*job].is_none() && *fate != Fate::Completed;
-            if !is_live && self.replaces(*fate, seen[*job]) {
-                seen[*job] = Some(*fate);
-                edges.push((*job, *fate));
+        let mut hurt = None;
+        for told in notes {
+            match *told {
+                Told::Look(fate) => hurt = hurt.max(fate),
+                Told::End(job, fate) => {
+                    // A job that is live again has not ended.
+                    let is_live = state.members[job].is_none() && fate != Fate::Completed;
+                    if !is_live && self.replaces(fate, seen[job]) {
+                        seen[job] = Some(fate);
+                        edges.push((job, fate));
+                        if fate != Fate::Completed && !self.has(Mutation::FailureReleases) {
+                            hurt = hurt.max(Some(fate));
+                        }
+                    }
+                }
             }
         }
-        let becomes = if edges.is_empty() { None } else { self.decide(state, seen) };
-        if becomes == Some(Follower::Released) {
+        let is_told = notes.iter().any(|told| matches!(told, Told::Look(_)));
+        let verdict =
+            if edges.is_empty() && !is_told { Verdict::Nothing } else { self.judge(state, seen, hurt) };
+        let is_released = matches!(verdict, Verdict::Release { .. });
+        // What a note has said of a failure may be over.
+        let is_late = notes.iter().any(|told| matches!(told, Told::Look(Some(_))));
+        let looks_again = !edges.is_empty() && !self.has(Mutation::NoSecondLook)
+            || is_late && !self.has(Mutation::KeepsTheLateCut);
+        let looks_again = looks_again && !is_released;
+        if is_released && matches!(state.follower, Follower::Held | Follower::Cut) {
             let is_early = state.members.iter().any(|member| match member {
                 Some(Fate::Completed) => false,
                 Some(_) => self.on_failure != OnFailure::Run,
@@ -176,7 +282,40 @@ impl Groups {
                 state.wrong = Some("a follower starts before its time");
             }
         }
-        state.calls[call] = Call::Looked { edges, becomes };
+        state.calls[call] = Call::Looked { edges, verdict, looks_again };
+    }
+
+    /// What a call writes once it has met the lock of the follower's job, and what it notes.
+    fn write(
+        &self,
+        state: &State,
+        edges: &[(usize, Fate)],
+        verdict: Verdict,
+        is_locked: bool,
+    ) -> (Option<Follower>, Option<Told>) {
+        let mut now = state.edges;
+        for (job, fate) in edges {
+            now[*job] = Some(*fate);
+        }
+        let lacks = now.iter().flatten().any(|fate| *fate != Fate::Completed);
+        match verdict {
+            Verdict::Nothing => (None, None),
+            _ if is_locked && self.has(Mutation::ForgetsTheLocked) => (None, None),
+            Verdict::Release { .. } if is_locked => (None, Some(Told::Look(None))),
+            Verdict::Cut(fate) if is_locked => (None, Some(Told::Look(Some(fate)))),
+            Verdict::Release { was_cut } => match state.follower {
+                Follower::Held => (Some(Follower::Released), None),
+                Follower::Cut if self.has(Mutation::CutForEver) => (None, None),
+                Follower::Cut if was_cut => (Some(Follower::Released), None),
+                Follower::Cut if self.has(Mutation::FindsItCut) => (None, None),
+                Follower::Cut => (None, Some(Told::Look(None))),
+                Follower::Ended if self.has(Mutation::ReleasedByEach) => (Some(Follower::Released), None),
+                Follower::Ended | Follower::Released => (None, None),
+            },
+            Verdict::Cut(_) if state.follower != Follower::Held => (None, None),
+            Verdict::Cut(_) if lacks => (Some(Follower::Cut), None),
+            Verdict::Cut(_) => (None, None),
+        }
     }
 }
 
@@ -204,13 +343,15 @@ impl Model for Groups {
         let mut all = vec![Action::FollowerEnds];
         for job in 0..MEMBERS {
             all.push(Action::Redrive(job));
+            all.push(Action::Settles(job));
             all.extend([Fate::Completed, Fate::Failed, Fate::Cancelled].map(|fate| Action::Ends(job, fate)));
         }
         for call in 0..CALLS {
             match state.calls[call] {
                 Call::None => all.push(Action::Take(call)),
                 Call::Began(_) => all.extend([Action::Look(call), Action::Dies(call)]),
-                Call::Looked { .. } => all.extend([Action::Commit(call), Action::Dies(call)]),
+                Call::Looked { .. } => all.extend([Action::Write(call), Action::Dies(call)]),
+                Call::Wrote { .. } => all.extend([Action::Commit(call), Action::Dies(call)]),
             }
         }
         all
@@ -225,7 +366,17 @@ impl Model for Groups {
                 }
                 state.members[job] = Some(fate);
                 if !self.has(Mutation::NoNote) {
-                    state.notes.push(Note { job, fate, taken_by: None });
+                    state.notes.push(Note { told: Told::End(job, fate), taken_by: None });
+                }
+            }
+            Action::Settles(job) => {
+                if state.members[job].is_some() || state.locks_edge(job) {
+                    return None;
+                }
+                state.members[job] = Some(Fate::Completed);
+                state.edges[job] = Some(Fate::Completed);
+                if !self.has(Mutation::NoNoteOfTheFollower) {
+                    state.tell(Told::Look(None));
                 }
             }
             Action::Redrive(job) => {
@@ -235,11 +386,7 @@ impl Model for Groups {
                 state.redrives += 1;
                 state.members[job] = None;
                 // It waits for the lock of an edge that a call is about to settle.
-                let is_locked = state.calls.iter().any(|call| match call {
-                    Call::Looked { edges, .. } => edges.iter().any(|(locked, _)| *locked == job),
-                    _ => false,
-                });
-                if is_locked {
+                if state.locks_edge(job) {
                     return None;
                 }
                 if state.edges[job] == Some(Fate::Failed) && !self.has(Mutation::RedriveKeepsTheFailure) {
@@ -251,8 +398,10 @@ impl Model for Groups {
                 for note in state.notes.iter_mut().filter(|note| note.taken_by.is_none()) {
                     note.taken_by = Some(call);
                     // Of two ends of one job, the later one counts.
-                    taken.retain(|(job, _)| *job != note.job);
-                    taken.push((note.job, note.fate));
+                    if let Told::End(job, _) = note.told {
+                        taken.retain(|told| !matches!(told, Told::End(of, _) if *of == job));
+                    }
+                    taken.push(note.told);
                 }
                 if taken.is_empty() {
                     return None;
@@ -263,25 +412,27 @@ impl Model for Groups {
                 state.calls[call] = Call::Began(taken);
             }
             Action::Look(call) => {
-                let other = matches!(state.calls[1 - call], Call::Looked { .. });
-                if other && !self.has(Mutation::LooksWithoutTheLock) {
+                let Call::Began(notes) = state.calls[call].clone() else { return None };
+                // Two calls do not settle one edge at a time.
+                let waits =
+                    notes.iter().any(|told| matches!(told, Told::End(job, _) if state.locks_edge(*job)));
+                if waits {
                     return None;
                 }
-                let Call::Began(notes) = state.calls[call].clone() else { return None };
                 self.look(&mut state, call, &notes);
             }
-            Action::Commit(call) => {
-                let Call::Looked { edges, becomes } = std::mem::replace(&mut state.calls[call], Call::None)
-                else {
+            Action::Write(call) => {
+                let Call::Looked { edges, verdict, looks_again } = state.calls[call].clone() else {
                     return None;
                 };
-                for (job, fate) in edges {
-                    state.edges[job] = Some(fate);
-                }
-                state.notes.retain(|note| note.taken_by != Some(call));
-                if let Some(becomes) = becomes {
-                    state.follower = becomes;
-                    state.starts += u8::from(becomes == Follower::Released);
+                let is_locked = matches!(state.calls[1 - call], Call::Wrote { becomes: Some(_), .. });
+                let (becomes, told) = self.write(&state, &edges, verdict, is_locked);
+                let tells = told.into_iter().chain(looks_again.then_some(Told::Look(None))).collect();
+                state.calls[call] = Call::Wrote { edges, becomes, tells };
+            }
+            Action::Commit(call) => {
+                if !state.commit(call) {
+                    return None;
                 }
             }
             Action::Dies(call) => {
@@ -301,7 +452,7 @@ impl Model for Groups {
                 state.follower = Follower::Ended;
             }
         }
-        Some(state)
+        Some(state.in_order())
     }
 
     fn is_fault(action: Action) -> bool {

@@ -169,7 +169,11 @@ fn every_mistake_in_the_groups_is_found() {
     let mistakes = [
         (NoNote, &GROUPS, None),
         (NotesBeforeTheCommit, &GROUPS, None),
-        (LooksWithoutTheLock, &GROUPS, None),
+        (NoNoteOfTheFollower, &GROUPS, None),
+        (NoSecondLook, &GROUPS, None),
+        (FindsItCut, &GROUPS, None),
+        (KeepsTheLateCut, &GROUPS, None),
+        (ForgetsTheLocked, &GROUPS, None),
         (LastNoteCounts, &GROUPS, None),
         (RedriveKeepsTheFailure, &runs, early),
         (FailureReleases, &GROUPS, early),

@@ -169,7 +169,13 @@ fn ends(job: &RunningJob, verdict: AttemptOutcome) -> AttemptEnd {
 }
 
 fn completes(job: &RunningJob) -> Completion {
-    Completion { key: job.key, output: Some("1".into()), report: None, keeps: Keeps::default() }
+    Completion {
+        key: job.key,
+        output: Some("1".into()),
+        report: None,
+        keeps: Keeps::default(),
+        in_group: false,
+    }
 }
 
 fn settle(place: &Place) -> Settle {

@@ -117,6 +117,7 @@ impl Attempt<'_> {
                 output,
                 report: None,
                 keeps: Keeps::default(),
+                in_group: false,
             }),
             Some(why) => {
                 self.failed(Some(Category::InvalidOutput), format!("the output cannot be stored: {why}"))

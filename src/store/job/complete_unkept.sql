@@ -13,7 +13,7 @@ WITH done AS (
      WHERE (SELECT set_config('lock_timeout', '100ms', true) || set_config('tenure.completes', 'on', true)) IS NOT NULL
        AND j.id = ANY ($1::uuid[])
        AND j.fencing_token = ANY ($2::bigint[])
-       AND j.claim_id = ANY ($3::uuid[])
+       AND j.claim_id = ($3::uuid[])[width_bucket(j.id, $1::uuid[])]
        AND j.status = 'processing'
     RETURNING j.id, j.claim_id
 )

@@ -83,8 +83,9 @@ WITH attempts AS MATERIALIZED (
             OR w.place IS NULL AND NOT EXISTS (SELECT FROM tenure.lane_wakes k WHERE k.job_id = j.id AND k.at <= w.due_at))
        AND NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND (e.state IS NULL OR e.state <> 'completed'))
        AND NOT EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = j.id AND e.step_kind = 'awaited')
+       AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = j.id)
      UNION ALL
-    -- The transaction that settles its last edge releases it.
+    -- The transaction that settles its last edge releases it, or notes it.
     SELECT 'follows_jobs_that_have_not_ended', j.id
       FROM tenure.jobs j
       JOIN tenure.followers f ON f.job_id = j.id
@@ -92,6 +93,7 @@ WITH attempts AS MATERIALIZED (
        AND NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND e.state IS NULL)
        AND (f.on_failure = 'run'
             OR NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND e.state <> 'completed'))
+       AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = j.id)
        -- It is released, and waits for its lane.
        AND NOT EXISTS (SELECT FROM tenure.lane_jobs l
                         WHERE l.job_id = j.id AND l.due_at < '9999-01-01 00:00:00+00')

@@ -113,7 +113,7 @@ async fn times(arena: &Arena, store: &Store) -> anyhow::Result<[f64; 5]> {
             let key = claims[next_end.fetch_add(1, Ordering::Relaxed)].key;
             store
                 .complete(
-                    &[Completion { key, output: None, report: None, keeps: Keeps::History }],
+                    &[Completion { key, output: None, report: None, keeps: Keeps::History, in_group: false }],
                     LockPolicy::Wait,
                 )
                 .await

@@ -1,0 +1,514 @@
+-- Groups, with less work for each end once more: the statement that completes a job settles its edges, and notes the jobs
+-- that follow it; a released job is written once.
+
+-- A note with `ended_as` 'settled' says: jobs before `job_id` have ended, and their edges are settled. step: as in the edges.
+-- lacks: NULL, or how one has ended that has not completed. settled_to, in another note: up to which follower the edges of
+-- `job_id` are settled.
+ALTER TABLE tenure.group_ends
+    ADD COLUMN step text,
+    ADD COLUMN lacks text,
+    ADD COLUMN settled_to uuid;
+
+-- Settles the edges of jobs that this transaction has completed, and notes what follows them. jobs: sorted. outputs: theirs,
+-- in the same order. Of a job with many followers it notes the end alone: `release_followers` goes through them by parts.
+-- The caller has set `tenure.completes` to `settled`, so that the trigger notes nothing.
+-- A function, because its plan may not depend on statistics, and because a worker may not write edges.
+CREATE FUNCTION tenure.settle_edges(jobs uuid[], outputs jsonb[]) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+    SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    edges_at_once CONSTANT int := 10;
+BEGIN
+    -- Found once, and then changed by their places: a second look by their keys takes as long as the change.
+    WITH found AS MATERIALIZED (
+        SELECT u.id, d.place, d.nth
+          FROM unnest(jobs) AS u(id)
+         CROSS JOIN LATERAL (
+               SELECT d.ctid AS place, row_number() OVER () AS nth FROM tenure.job_edges d
+                WHERE d.before = u.id AND (d.state IS NULL OR d.state <> 'completed')
+                LIMIT edges_at_once + 1) d
+    ), wide AS (
+        SELECT f.id FROM found f WHERE f.nth > edges_at_once
+    ), settled AS (
+        UPDATE tenure.job_edges d
+           SET state = 'completed', ended_at = clock_timestamp(), output = outputs[width_bucket(d.before, jobs)]
+         WHERE d.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE (f.id IN (SELECT w.id FROM wide w)) IS NOT TRUE))
+        RETURNING d.after, d.step
+    ), noted AS (
+        INSERT INTO tenure.group_ends (job_id, ended_as, step) SELECT DISTINCT after, 'settled', step FROM settled
+    )
+    INSERT INTO tenure.group_ends (job_id, ended_as) SELECT w.id, 'completed' FROM wide w;
+    RETURN true;
+END $$;
+REVOKE ALL ON FUNCTION tenure.settle_edges(uuid[], jsonb[]) FROM PUBLIC;
+-- A role that may release followers may settle edges: without the right, a worker could complete no job of a group.
+CREATE FUNCTION tenure.pass_rights_to_edges() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    of record;
+BEGIN
+    FOR of IN
+        SELECT a.grantee::regrole::text AS role
+          FROM pg_proc p, aclexplode(p.proacl) a
+         WHERE p.oid = 'tenure.release_followers(int)'::regprocedure AND a.grantee NOT IN (0, p.proowner)
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION tenure.settle_edges(uuid[], jsonb[]) TO %s', of.role);
+    END LOOP;
+END $$;
+SELECT tenure.pass_rights_to_edges();
+DROP FUNCTION tenure.pass_rights_to_edges();
+
+-- As before, but no plan goes through all jobs that are held.
+CREATE OR REPLACE FUNCTION tenure.wake_jobs(ids uuid[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    never  CONSTANT timestamptz := '9999-01-01 00:00:00+00';
+    moment CONSTANT timestamptz := clock_timestamp();
+BEGIN
+    -- They were held before their queue had lanes.
+    WITH late AS (
+        INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, due_at)
+        SELECT j.id, j.queue, coalesce(j.lane, ''), CASE WHEN s.ordered THEN 0 ELSE coalesce(j.priority, 0) END, never
+          FROM tenure.jobs j
+          JOIN tenure.lane_settings s ON s.queue = j.queue AND s.removed_at IS NULL
+         WHERE j.id = ANY (ids) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE
+            ON CONFLICT (job_id) DO NOTHING
+        RETURNING job_id, lane
+    )
+    UPDATE tenure.jobs j
+       SET lane = late.lane, priority = coalesce(j.priority, 0)
+      FROM late WHERE j.id = late.job_id AND j.lane IS NULL;
+    WITH lined AS (
+        UPDATE tenure.lane_jobs l
+           SET due_at = moment,
+               place = CASE WHEN coalesce((SELECT s.ordered FROM tenure.lane_settings s WHERE s.queue = l.queue), false)
+                            THEN 0 ELSE (extract(epoch FROM moment) * 1000000)::bigint END
+         WHERE l.job_id = ANY (ids) AND l.due_at > moment
+        RETURNING l.queue, l.lane
+    )
+    INSERT INTO tenure.lane_wakes (at, queue, lane) SELECT DISTINCT moment, queue, lane FROM lined;
+    UPDATE tenure.jobs j
+       SET scheduled_at = moment, publish_at = moment, published_at = NULL
+     WHERE j.id = ANY (ids) AND j.status = 'queued' AND (j.publish_at > moment) IS TRUE
+       AND NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id);
+END $$;
+
+-- Works off the notes: settles the edges that are not, and releases, cancels or restores the followers.
+--
+--   most: how many notes one call takes
+--
+-- Returns the released jobs, for the caller to publish: if it dies, the relay finds their messages missing. A last row
+-- without an id: there is more to do.
+-- Calls run side by side, and wait for no follower. Each statement sees what is committed when it begins, and the last of the
+-- transactions that settle a follower's edges leaves a note: of settled edges, it is looked at after the commit; a call that
+-- settles edges itself, and does not release the follower, leaves it for a look after its own. So some look sees them all. Two
+-- looks that both see them find the follower's row held once.
+-- A job whose row another transaction has locked makes way, with a note, for the others. Locks are taken in this order:
+-- notes, edges, followers, jobs, places in lanes; rows of one table in order of id, or none is waited for.
+CREATE OR REPLACE FUNCTION tenure.release_followers(most int)
+RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+    SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+    SET plan_cache_mode = force_generic_plan SET lock_timeout = '2s' AS $$
+#variable_conflict use_column
+DECLARE
+    never  CONSTANT timestamptz := '9999-01-01 00:00:00+00';
+    edges_at_once CONSTANT int := 5000;
+    moment timestamptz;
+    noted  bigint[];
+    looks  uuid[];
+    steps  jsonb;
+    ended  uuid[];
+    fates  text[];
+    leaves boolean[];
+    froms  uuid[];
+    settled bigint := 0;
+    last_before uuid;
+    last_after uuid;
+    touched uuid[];
+    late   uuid[];
+    hurt   uuid[];
+    hopeless uuid[];
+    moved_steps jsonb;
+    waiting uuid[];
+    waiting_n bigint[];
+    cut    uuid[];
+    ready  uuid[];
+    doomed uuid[];
+    woken  uuid[];
+    laned  uuid[];
+    free   uuid[];
+    ids    uuid[];
+    queues text[];
+    kinds  text[];
+    dispatches int[];
+    reasons text[];
+    traces text[];
+    again  boolean;
+    of     record;
+BEGIN
+    -- 1. The notes.
+    SELECT array_agg(e.id), array_agg(DISTINCT e.job_id) FILTER (WHERE e.ended_as = 'settled' AND e.step IS NULL),
+           jsonb_agg(DISTINCT jsonb_build_array(e.job_id, e.step)) FILTER (WHERE e.ended_as = 'settled' AND e.step IS NOT NULL),
+           array_agg(DISTINCT e.job_id) FILTER (WHERE e.ended_as <> 'settled'),
+           array_agg(DISTINCT e.job_id) FILTER (WHERE e.lacks IS NOT NULL),
+           array_agg(DISTINCT e.job_id) FILTER (WHERE e.lacks IN ('cancelled', 'purged'))
+      INTO noted, looks, steps, ended, late, hopeless
+      FROM (SELECT * FROM tenure.group_ends ORDER BY id LIMIT most FOR UPDATE SKIP LOCKED) e;
+    IF noted IS NULL THEN
+        RETURN;
+    END IF;
+    hurt := late;
+
+    -- 2. Edges that the end of their job has not settled.
+    IF ended IS NOT NULL THEN
+        -- A redrive holds its dead letter until it commits: the next statement sees the job live, or else the redrive will
+        -- see what this call writes.
+        PERFORM FROM tenure.dead_letter_jobs d
+          WHERE d.id = ANY (ARRAY(SELECT g.job_id FROM tenure.group_ends g WHERE g.id = ANY (noted) AND g.ended_as = 'failed'))
+          ORDER BY d.id FOR SHARE;
+        -- Of two ends of one job a completion counts, or else the later one; a job that is live again has not ended.
+        SELECT array_agg(e.job_id ORDER BY e.job_id), array_agg(e.ended_as ORDER BY e.job_id),
+               array_agg(EXISTS (SELECT FROM tenure.job_history h WHERE h.id = e.job_id AND h.output IS NOT NULL)
+                         ORDER BY e.job_id),
+               array_agg(coalesce(e.settled_to, '00000000-0000-0000-0000-000000000000') ORDER BY e.job_id)
+          INTO ended, fates, leaves, froms
+          FROM (SELECT DISTINCT ON (g.job_id) g.job_id, g.ended_as, g.settled_to
+                  FROM tenure.group_ends g WHERE g.id = ANY (noted) AND g.ended_as <> 'settled'
+                 ORDER BY g.job_id, (g.ended_as = 'completed') DESC, g.id DESC) e
+         WHERE e.ended_as = 'completed' OR NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = e.job_id);
+        -- A fate replaces none that is better, as calls may come in another order than the ends did.
+        WITH moved AS (
+            UPDATE tenure.job_edges d
+               SET state = fates[width_bucket(d.before, ended)], ended_at = clock_timestamp(),
+                   output = CASE WHEN fates[width_bucket(d.before, ended)] <> 'completed' THEN NULL
+                                 WHEN leaves[width_bucket(d.before, ended)]
+                                 THEN coalesce((SELECT h.output FROM tenure.job_history h WHERE h.id = d.before), d.output)
+                                 ELSE d.output END
+             WHERE d.ctid = ANY (ARRAY(
+                   SELECT d.place
+                     FROM unnest(ended, fates, froms) AS e(job, fate, settled_to)
+                    CROSS JOIN LATERAL (
+                          SELECT d.ctid AS place FROM tenure.job_edges d
+                           WHERE d.before = e.job AND d.after > e.settled_to
+                             AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
+                                  OR e.fate IN ('cancelled', 'purged') AND d.state = 'failed')
+                           ORDER BY d.after LIMIT edges_at_once) d
+                    LIMIT edges_at_once))
+               -- Again, for an edge that another call has settled meanwhile.
+               AND (d.state IS NULL OR fates[width_bucket(d.before, ended)] = 'completed' AND d.state <> 'completed'
+                    OR fates[width_bucket(d.before, ended)] IN ('cancelled', 'purged') AND d.state = 'failed')
+            RETURNING d.before, d.after, d.step, d.state
+        )
+        SELECT count(*), (array_agg(before ORDER BY before DESC, after DESC))[1],
+               (array_agg(after ORDER BY before DESC, after DESC))[1], array_agg(DISTINCT after) FILTER (WHERE step IS NULL),
+               hurt || array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state <> 'completed'),
+               hopeless || array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state IN ('cancelled', 'purged')),
+               jsonb_agg(DISTINCT jsonb_build_array(after, step)) FILTER (WHERE step IS NOT NULL)
+          INTO settled, last_before, last_after, touched, hurt, hopeless, moved_steps
+          FROM moved;
+        steps := coalesce(steps || moved_steps, steps, moved_steps);
+    END IF;
+
+    -- 3. What becomes of each. A failure decides at once. One that still waits is only remembered: the next look begins at the
+    -- edge for which it waits. Whether none is left is decided by a look at all of them.
+    SELECT array_agg(v.job_id) FILTER (WHERE NOT v.is_cut AND NOT v.is_open AND (v.on_failure = 'run' OR NOT v.lacks)),
+           array_agg(v.job_id) FILTER (WHERE v.is_cut OR NOT v.is_open AND (v.on_failure = 'cancel' AND v.lacks
+                                                                         OR v.on_failure = 'hold' AND v.is_beyond_redrive)),
+           array_agg(v.job_id) FILTER (WHERE v.is_open), array_agg(coalesce(v.next_n, 0)) FILTER (WHERE v.is_open),
+           array_agg(v.job_id) FILTER (WHERE v.was_cut)
+      INTO ready, doomed, waiting, waiting_n, cut
+      FROM (SELECT f.job_id, f.on_failure, f.cut_at IS NOT NULL AS was_cut, c.is_cut,
+                   o.n AS next_n, o.n IS NOT NULL OR e.waits AS is_open,
+                   e.lacks, e.is_beyond_redrive
+              FROM tenure.followers f
+             CROSS JOIN LATERAL (
+                   SELECT f.cut_at IS NULL AND CASE f.on_failure WHEN 'cancel' THEN (f.job_id IN (SELECT unnest(hurt))) IS TRUE
+                                                                 -- What cannot be redriven will not come.
+                                                                 WHEN 'hold' THEN (f.job_id IN (SELECT unnest(hopeless))) IS TRUE
+                                                                 ELSE false END AS is_cut
+                    OFFSET 0) c
+              LEFT JOIN LATERAL (
+                   SELECT d.n, d.state FROM tenure.job_edges d
+                    WHERE NOT c.is_cut AND d.after = f.job_id AND d.n >= f.open_n AND d.step IS NULL
+                      AND (d.state IS NULL OR d.state <> 'completed')
+                    ORDER BY d.n LIMIT 1) l ON true
+             CROSS JOIN LATERAL (
+                   SELECT CASE WHEN l.state IS NULL THEN l.n
+                               ELSE (SELECT d.n FROM tenure.job_edges d
+                                      WHERE d.after = f.job_id AND d.n > l.n AND d.state IS NULL AND d.step IS NULL
+                                      ORDER BY d.n LIMIT 1) END AS n OFFSET 0) o
+             CROSS JOIN LATERAL (
+                   -- One before `open_n` may be open again: its job was redriven.
+                   SELECT coalesce(bool_or(d.state IS NULL), false) AS waits,
+                          coalesce(bool_or(d.state <> 'completed'), false) AS lacks,
+                          coalesce(bool_or(d.state IN ('cancelled', 'purged')), false) AS is_beyond_redrive
+                     FROM tenure.job_edges d
+                    WHERE NOT c.is_cut AND o.n IS NULL AND (l.n IS NOT NULL OR f.open_n > 0)
+                      AND d.after = f.job_id AND d.step IS NULL) e
+             WHERE f.job_id = ANY (looks || touched)) v;
+    IF waiting IS NOT NULL THEN
+        UPDATE tenure.followers f SET open_n = w.n
+          FROM unnest(waiting, waiting_n) AS w(id, n)
+         WHERE f.job_id = w.id AND f.open_n <> w.n
+           AND f.job_id IN (SELECT o.job_id FROM tenure.followers o WHERE o.job_id = ANY (waiting) ORDER BY o.job_id
+                               FOR NO KEY UPDATE SKIP LOCKED);
+    END IF;
+    -- Another transaction may settle their last edges now, and not see those that this one has settled. And what a note has
+    -- said of a failure may be over.
+    INSERT INTO tenure.group_ends (job_id, ended_as)
+    SELECT DISTINCT t.id, 'settled' FROM unnest(touched || late) AS t(id) WHERE (t.id IN (SELECT unnest(ready))) IS NOT TRUE;
+    again := FOUND;
+    -- The same for jobs of steps. Their rows are locked: a job that is about to be held either is held by now, or is looked at
+    -- once more, or will see the edges. A call of another name may have open edges before these.
+    IF steps IS NOT NULL THEN
+        SELECT array_agg(j.id) INTO free
+          FROM (SELECT j.id FROM tenure.jobs j
+                 WHERE j.id = ANY (ARRAY(SELECT (w ->> 0)::uuid FROM jsonb_array_elements(steps) AS w))
+                 ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED) j;
+        WITH seen AS MATERIALIZED (
+            SELECT f.job_id, f.open_n,
+                   (SELECT d.n FROM tenure.job_edges d
+                     WHERE d.after = f.job_id AND d.n >= f.open_n AND d.state IS NULL AND d.step IS NOT NULL
+                     ORDER BY d.n LIMIT 1) AS next_n
+              FROM tenure.followers f
+             WHERE f.job_id = ANY (free)
+        ), remembered AS (
+            UPDATE tenure.followers f SET open_n = s.next_n
+              FROM seen s WHERE f.job_id = s.job_id AND s.next_n > s.open_n
+        )
+        SELECT array_agg(DISTINCT w.job) INTO woken
+          FROM (SELECT (w ->> 0)::uuid AS job, w ->> 1 AS step FROM jsonb_array_elements(steps) AS w) w
+          JOIN seen s ON s.job_id = w.job
+         WHERE CASE WHEN EXISTS (SELECT FROM tenure.job_edges d
+                                  WHERE d.after = w.job AND d.n >= s.next_n AND d.state IS NULL AND d.step = w.step)
+                    THEN false
+                    ELSE NOT EXISTS (SELECT FROM tenure.job_edges d
+                                      WHERE d.after = w.job AND d.state IS NULL AND d.step = w.step) END;
+        -- Those that are locked, and those whose last edges another transaction may settle now.
+        INSERT INTO tenure.group_ends (job_id, ended_as, step)
+        SELECT w.job, 'settled', w.step
+          FROM (SELECT (w ->> 0)::uuid AS job, w ->> 1 AS step FROM jsonb_array_elements(steps) AS w) w
+         WHERE (w.job IN (SELECT unnest(free))) IS NOT TRUE AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = w.job)
+         UNION
+        SELECT w.job, 'settled', w.step
+          FROM (SELECT (w ->> 0)::uuid AS job, w ->> 1 AS step FROM jsonb_array_elements(moved_steps) AS w) w
+         WHERE (w.job IN (SELECT unnest(free))) IS TRUE AND (w.job IN (SELECT unnest(woken))) IS NOT TRUE;
+        again := again OR FOUND AND moved_steps IS NOT NULL;
+    END IF;
+
+    -- 4. A follower that was cancelled by a job's failure comes back once that job has completed after all. It has a
+    -- clear_reason, as a redriven job has: it stays in its cell. One that cannot come back keeps back no other.
+    FOR of IN
+        SELECT f.* FROM tenure.followers f WHERE f.job_id = ANY (cut) AND f.job_id = ANY (ready) ORDER BY f.job_id
+           FOR NO KEY UPDATE
+    LOOP
+        BEGIN
+            WITH back AS (
+                DELETE FROM tenure.job_history h WHERE h.id = of.job_id AND h.status = 'cancelled' RETURNING h.*
+            ), expiring AS (
+                INSERT INTO tenure.job_expiries (at, job_id)
+                SELECT of.not_after, b.id FROM back b WHERE of.not_after IS NOT NULL
+                    ON CONFLICT DO NOTHING
+            )
+            INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, fencing_token, created_at, scheduled_at,
+                   trace_context, dispatch, publish_at, clear_reason, lane, priority, not_after, expires_as, group_id)
+            SELECT b.id, b.queue, b.kind, b.payload, b.max_attempts, b.fencing_token, b.created_at, clock_timestamp(),
+                   b.trace_context, 0, clock_timestamp(), 'redriven', of.lane, of.priority, of.not_after, of.expires_as,
+                   of.group_id
+              FROM back b;
+            UPDATE tenure.followers f SET cut_at = NULL WHERE f.job_id = of.job_id;
+            -- What follows it waits for it again.
+            UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
+             WHERE d.before = of.job_id AND d.state = 'cancelled';
+        EXCEPTION
+        WHEN lock_not_available OR deadlock_detected OR query_canceled OR serialization_failure THEN
+            RAISE;
+        WHEN OTHERS THEN
+            -- `tenure.mend_groups` tries it again.
+            RAISE WARNING 'job % cannot come back: %', of.job_id, SQLERRM;
+        END;
+    END LOOP;
+
+    -- 5. Those that are cancelled. One whose row is locked makes way for the others. What the locks show counts.
+    moment := clock_timestamp();
+    free := NULL;
+    IF doomed IS NOT NULL THEN
+        SELECT array_agg(j.id) INTO free
+          FROM (SELECT j.id FROM tenure.jobs j
+                 WHERE j.id = ANY (doomed) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE AND j.fencing_token = 0
+                 ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED) j;
+        INSERT INTO tenure.group_ends (job_id, ended_as, lacks)
+        SELECT j.id, 'settled',
+               CASE WHEN (j.id IN (SELECT unnest(hopeless))) IS TRUE THEN 'cancelled'
+                    WHEN (j.id IN (SELECT unnest(hurt))) IS TRUE THEN 'failed' END
+          FROM tenure.jobs j
+         WHERE j.id = ANY (doomed) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE AND j.fencing_token = 0
+           AND (j.id IN (SELECT unnest(free))) IS NOT TRUE;
+    END IF;
+    FOR of IN
+        SELECT j.id, j.lane, j.priority, j.not_after, j.expires_as, d.before, d.state
+          FROM tenure.jobs j
+         CROSS JOIN LATERAL (SELECT d.before, d.state FROM tenure.job_edges d
+                              WHERE d.after = j.id AND d.state <> 'completed' AND d.state IS NOT NULL
+                                AND d.step IS NULL LIMIT 1) d
+         WHERE j.id = ANY (free)
+         ORDER BY j.id
+    LOOP
+        UPDATE tenure.followers f
+           SET cut_at = moment, lane = of.lane, priority = of.priority, not_after = of.not_after,
+               expires_as = of.expires_as
+         WHERE f.job_id = of.id;
+        UPDATE tenure.jobs j
+           SET last_error = format('job %s, which it was to follow, %s', of.before,
+                                   CASE of.state WHEN 'cancelled' THEN 'was cancelled' WHEN 'purged' THEN 'was purged'
+                                        ELSE 'has failed' END)
+         WHERE j.id = of.id;
+        PERFORM tenure.cancel(of.id);
+    END LOOP;
+
+    -- 6. Those that may go. One without a row that is held has gone already; or another call has just cancelled it; or it has
+    -- died, and its redrive may be about to hold it: that locks the follower until it commits.
+    FOR pass IN 1..2 LOOP
+        EXIT WHEN ready IS NULL;
+        laned := NULL;
+        IF pass = 2 THEN
+            SELECT array_agg(f.job_id) INTO free
+              FROM (SELECT f.job_id FROM tenure.followers f WHERE f.job_id = ANY (ready) ORDER BY f.job_id
+                       FOR NO KEY UPDATE SKIP LOCKED) f;
+            INSERT INTO tenure.group_ends (job_id, ended_as)
+            SELECT f.job_id, 'settled' FROM tenure.followers f
+             WHERE f.job_id = ANY (ready)
+               AND ((f.job_id IN (SELECT unnest(free))) IS NOT TRUE
+                    OR f.cut_at IS NOT NULL AND (f.job_id IN (SELECT unnest(cut))) IS NOT TRUE);
+            ready := free;
+        END IF;
+        IF EXISTS (SELECT FROM tenure.lane_settings) OR EXISTS (SELECT FROM tenure.lane_jobs) THEN
+            SELECT array_agg(j.id) INTO laned
+              FROM tenure.jobs j
+             WHERE j.id = ANY (ready) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE
+               AND (EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id)
+                    OR EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = j.queue AND s.removed_at IS NULL));
+            IF laned IS NOT NULL THEN
+                PERFORM tenure.wake_jobs(laned);
+            END IF;
+        END IF;
+        LOOP
+            BEGIN
+                PERFORM set_config('lock_timeout', '100ms', true);
+                -- The time that never comes is compared so that no plan goes through all jobs that have it.
+                WITH released AS (
+                    UPDATE tenure.jobs j
+                       SET dispatch = j.dispatch + 1, scheduled_at = moment, publish_at = NULL,
+                           published_at = clock_timestamp()
+                     WHERE j.id = ANY (ready) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE
+                       AND (j.id IN (SELECT unnest(laned))) IS NOT TRUE
+                    RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context
+                )
+                SELECT array_agg(r.id), array_agg(r.queue), array_agg(r.kind), array_agg(r.dispatch),
+                       array_agg(r.clear_reason), array_agg(r.trace_context)
+                  INTO ids, queues, kinds, dispatches, reasons, traces
+                  FROM released r;
+                PERFORM set_config('lock_timeout', '2s', true);
+                EXIT;
+            EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                -- Those whose rows are locked make way for the others.
+                SELECT array_agg(j.id) INTO free
+                  FROM (SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (ready) ORDER BY j.id
+                           FOR NO KEY UPDATE SKIP LOCKED) j;
+                INSERT INTO tenure.group_ends (job_id, ended_as)
+                SELECT j.id, 'settled' FROM tenure.jobs j
+                 WHERE j.id = ANY (ready) AND (j.id IN (SELECT unnest(free))) IS NOT TRUE;
+                ready := free;
+            END;
+        END LOOP;
+        RETURN QUERY SELECT * FROM unnest(ids, queues, kinds, dispatches, reasons, traces);
+        ready := CASE WHEN pass = 1
+                           AND cardinality(ready) > coalesce(cardinality(ids), 0) + coalesce(cardinality(laned), 0)
+                      THEN ARRAY(SELECT unnest(ready) EXCEPT SELECT unnest(ids || laned)) END;
+    END LOOP;
+    IF woken IS NOT NULL THEN
+        PERFORM tenure.wake_jobs(woken);
+    END IF;
+
+    -- 7. Ends that have edges left: the next call goes on.
+    IF settled < edges_at_once THEN
+        DELETE FROM tenure.group_ends g WHERE g.id = ANY (noted);
+    ELSE
+        DELETE FROM tenure.group_ends g WHERE g.id = ANY (noted) AND (g.ended_as = 'settled' OR g.job_id < last_before);
+        UPDATE tenure.group_ends g SET settled_to = last_after
+         WHERE g.id = ANY (noted) AND g.job_id = last_before AND g.ended_as <> 'settled';
+    END IF;
+    IF cardinality(noted) = most OR settled = edges_at_once OR doomed IS NOT NULL OR again THEN
+        RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::text, NULL::int, NULL::text, NULL::text;
+    END IF;
+END $$;
+
+-- As before, and also the followers whose edges are settled.
+CREATE OR REPLACE FUNCTION tenure.mend_groups(after_follower uuid, most int) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    followers uuid[];
+    last      uuid;
+BEGIN
+    SELECT (array_agg(f.job_id ORDER BY f.job_id))[most],
+           array_agg(f.job_id) FILTER (WHERE f.cut_at IS NOT NULL
+                                          OR EXISTS (SELECT FROM tenure.jobs j WHERE j.id = f.job_id))
+      INTO last, followers
+      FROM (SELECT f.job_id, f.cut_at FROM tenure.followers f
+             WHERE f.job_id > after_follower ORDER BY f.job_id LIMIT most) f;
+    -- One that could not come back when the last job before it had completed: that end is told once more.
+    WITH again AS (
+        UPDATE tenure.job_edges d SET state = NULL
+         WHERE (d.after, d.n) IN (
+               SELECT f.job_id, (SELECT max(e.n) FROM tenure.job_edges e WHERE e.after = f.job_id AND e.step IS NULL)
+                 FROM tenure.followers f
+                WHERE f.job_id = ANY (followers) AND f.cut_at IS NOT NULL
+                  AND EXISTS (SELECT FROM tenure.job_history h WHERE h.id = f.job_id AND h.status = 'cancelled')
+                  AND NOT EXISTS (SELECT FROM tenure.job_edges e
+                                   WHERE e.after = f.job_id AND e.step IS NULL
+                                     AND (e.state IS NULL OR e.state <> 'completed')))
+        RETURNING d.before
+    )
+    INSERT INTO tenure.group_ends (job_id, ended_as) SELECT before, 'completed' FROM again;
+    UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
+     WHERE d.after = ANY (followers) AND d.state = 'failed'
+       AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before);
+    INSERT INTO tenure.group_ends (job_id, ended_as)
+    SELECT e.before, e.ended_as
+      FROM (SELECT o.before, o.state,
+                   coalesce((SELECT h.status FROM tenure.job_history h WHERE h.id = o.before),
+                            CASE WHEN EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = o.before) THEN 'failed'
+                                 WHEN o.state = 'failed' THEN 'purged'
+                                 ELSE 'completed' END) AS ended_as
+              FROM (SELECT DISTINCT d.before, d.state FROM tenure.job_edges d
+                     WHERE d.after = ANY (followers) AND (d.state IS NULL OR d.state <> 'completed')) o
+             WHERE (o.state IS NULL OR o.state = 'failed')
+               AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = o.before)
+               AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = o.before)) e
+     WHERE e.state IS DISTINCT FROM e.ended_as;
+    -- One that no look has found.
+    INSERT INTO tenure.group_ends (job_id, ended_as)
+    SELECT j.id, 'settled'
+      FROM tenure.followers f
+      JOIN tenure.jobs j ON j.id = f.job_id
+     WHERE f.job_id = ANY (followers) AND f.cut_at IS NULL AND j.status = 'queued' AND j.fencing_token = 0
+       AND (j.publish_at = '9999-01-01 00:00:00+00') IS TRUE
+       AND NOT EXISTS (SELECT FROM tenure.job_edges e
+                        WHERE e.after = f.job_id AND e.step IS NULL
+                          AND (e.state IS NULL OR e.state <> 'completed' AND f.on_failure <> 'run'))
+       -- It is released, and waits for its lane.
+       AND NOT EXISTS (SELECT FROM tenure.lane_jobs l
+                        WHERE l.job_id = j.id AND l.due_at < '9999-01-01 00:00:00+00')
+       AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = j.id);
+    RETURN last;
+END $$;
+
+-- Last, for its lock. It fires for every end that an older program writes.
+DROP TRIGGER ends_in_group ON tenure.jobs;
+CREATE CONSTRAINT TRIGGER ends_in_group AFTER DELETE ON tenure.jobs DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (OLD.group_id IS NOT NULL AND current_setting('tenure.completes', true) IS DISTINCT FROM 'settled')
+    EXECUTE FUNCTION tenure.note_group_end();

@@ -1,0 +1,197 @@
+//! Edges that the completion itself settles: what two transactions see of each other, and what is too much for one.
+
+use sqlx::{PgConnection, PgPool};
+
+use super::*;
+
+/// Claims these jobs of one kind, as a worker does. Returns their tokens and claims.
+async fn claimed(pool: &PgPool, jobs: &[JobId], kind: &str) -> (Vec<i64>, Vec<uuid::Uuid>) {
+    let claim = sqlx::query(statement("claim")).bind(jobs).bind("q").bind(kind).bind(300.0_f64).bind("retry");
+    let mut rows = claim.bind("w").bind("h").fetch_all(pool).await.unwrap();
+    rows.sort_by_key(|row| row.get::<JobId, _>("id"));
+    assert_eq!(rows.len(), jobs.len());
+    rows.iter().map(|row| (row.get::<i64, _>("fencing_token"), row.get::<uuid::Uuid, _>("claim_id"))).unzip()
+}
+
+/// Completes jobs of groups by the statement of workers, each with its place as its output. `jobs` are sorted.
+async fn complete(connection: &mut PgConnection, jobs: &[JobId], of: &(Vec<i64>, Vec<uuid::Uuid>)) {
+    let outputs: Vec<_> = (0..jobs.len()).map(|n| Some(n.to_string())).collect();
+    let complete =
+        sqlx::query(statement("complete_grouped")).bind(jobs).bind(&of.0).bind(&of.1).bind(outputs);
+    let rows = complete.bind(None::<Vec<String>>).fetch_all(connection).await.unwrap();
+    assert_eq!(rows.len(), jobs.len());
+}
+
+/// A group of jobs of the kind `part`, all of them claimed. Returns its members, the follower and the claims.
+async fn running(bench: &Bench, members: usize) -> (Vec<JobId>, JobId, (Vec<i64>, Vec<uuid::Uuid>)) {
+    let parts = (0..members).map(|n| job("part", json!({ "n": n })));
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    let mut members = group.jobs[..members].to_vec();
+    members.sort();
+    let claims = claimed(&bench.pool, &members, "part").await;
+    (members, group.id, claims)
+}
+
+/// Neither completion sees the other's edge. The look after the first sees one that is open, and the look after the
+/// second sees none.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_completions_that_do_not_see_each_other_the_later_commit_releases_the_follower() {
+    let bench = bench().await;
+    let (members, follower, (tokens, claims)) = running(&bench, 2).await;
+    let of = |n: usize| (vec![tokens[n]], vec![claims[n]]);
+    let mut first = bench.pool.begin().await.unwrap();
+    complete(&mut first, &members[..1], &of(0)).await;
+    let mut second = bench.pool.acquire().await.unwrap();
+    complete(&mut second, &members[1..], &of(1)).await;
+    assert_eq!(release(&bench).await, 0);
+    bench.until_count("tenure.group_ends", 0).await;
+    first.commit().await.unwrap();
+    assert_eq!(bench.count("tenure.group_ends").await, 1, "one note of the follower, and none of the job");
+    assert_eq!(release(&bench).await, 1);
+    assert_eq!(release(&bench).await, 0);
+    assert!(!is_held(&bench, follower).await);
+    let edges = "SELECT string_agg(state || ' ' || output::text, ', ' ORDER BY n) FROM tenure.job_edges";
+    assert_eq!(bench.value::<String>(edges).await, "completed 0, completed 0");
+}
+
+/// A call that settles an edge by itself, and a completion: the call does not see the completion's edge, and the look
+/// after the completion does not see the call's.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_settles_an_edge_has_the_follower_looked_at_again() {
+    let bench = bench().await;
+    let (members, follower, (tokens, claims)) = running(&bench, 2).await;
+    // As an older program: the trigger notes the end.
+    bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{}'", members[0])).await;
+    let mut call = bench.pool.begin().await.unwrap();
+    sqlx::query(statement("release_followers")).bind(1_000).fetch_all(&mut *call).await.unwrap();
+    let mut completes = bench.pool.acquire().await.unwrap();
+    complete(&mut completes, &members[1..], &(vec![tokens[1]], vec![claims[1]])).await;
+    assert_eq!(release(&bench).await, 0);
+    call.commit().await.unwrap();
+    assert_eq!(release(&bench).await, 1);
+    assert!(!is_held(&bench, follower).await);
+}
+
+/// Two calls find the same follower ready. The second waits for the first one's row, and then finds it released.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_calls_that_find_a_follower_ready_one_releases_it() {
+    let bench = bench().await;
+    let (members, follower, of) = running(&bench, 3).await;
+    let mut completes = bench.pool.acquire().await.unwrap();
+    complete(&mut completes, &members, &of).await;
+    let note = format!("INSERT INTO tenure.group_ends (job_id, ended_as) VALUES ('{follower}', 'settled')");
+    let mut first = bench.pool.begin().await.unwrap();
+    let released = sqlx::query(statement("release_followers")).bind(1).fetch_all(&mut *first).await.unwrap();
+    assert_eq!(released.iter().filter(|row| row.get::<Option<JobId>, _>("id").is_some()).count(), 1);
+    bench.execute(&note).await;
+    // It does not wait for long, and leaves the follower for later.
+    assert_eq!(release(&bench).await, 0);
+    first.commit().await.unwrap();
+    bench.execute(&note).await;
+    assert_eq!(release(&bench).await, 0);
+    assert_eq!(bench.count("tenure.group_ends").await, 0);
+    let dispatch: i32 =
+        bench.value(&format!("SELECT dispatch FROM tenure.jobs WHERE id = '{follower}'")).await;
+    assert_eq!(dispatch, 1);
+}
+
+/// A job with many followers is noted itself, and `release_followers` goes through them by parts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_with_many_followers_does_not_settle_them_all_in_its_completion() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let first = graph.add(job("part", json!({"n": 1})));
+    for n in 0..11 {
+        drop(graph.add(job("merge", json!({ "n": n }))).after([&first]));
+    }
+    let few = graph.add(job("part", json!({"n": 2})));
+    for n in 0..10 {
+        drop(graph.add(job("merge", json!({ "n": n }))).after([&few]));
+    }
+    let mut firsts = [first.id(), few.id()];
+    firsts.sort();
+    graph.await.unwrap();
+    let of = claimed(&bench.pool, &firsts, "part").await;
+    let mut completes = bench.pool.acquire().await.unwrap();
+    complete(&mut completes, &firsts, &of).await;
+    let settled = |of: JobId| format!("tenure.job_edges WHERE state = 'completed' AND before = '{of}'");
+    assert_eq!(bench.count(&settled(first.id())).await, 0);
+    assert_eq!(bench.count(&settled(few.id())).await, 10);
+    assert_eq!(bench.count("tenure.group_ends WHERE ended_as = 'completed'").await, 1);
+    assert_eq!(bench.count("tenure.group_ends WHERE ended_as = 'settled'").await, 10);
+    assert_eq!(release(&bench).await, 21);
+    assert_eq!(bench.count("tenure.job_edges WHERE output IS NULL").await, 0);
+    bench.every_job_is_as_it_must_be().await;
+}
+
+/// The row of a follower is locked when a job before it fails: it is cancelled later, and keeps back no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_follower_is_cancelled_once_it_is_free_though_others_before_it_are_open() {
+    let bench = bench().await;
+    let later = || job("part", json!({"n": 1})).delay(Duration::from_secs(3_600));
+    let group = async || {
+        bench
+            .tenure
+            .group([job("part", json!({"n": 13})), later()])
+            .then(job("merge", json!({})))
+            .await
+            .unwrap()
+    };
+    let (locked, free) = (group().await, group().await);
+    let mut holds = bench.pool.begin().await.unwrap();
+    let lock = sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE").bind(locked.id);
+    lock.execute(&mut *holds).await.unwrap();
+    let running = worker(&bench.tenure);
+    until_status(&bench, free.id, "cancelled").await;
+    until_status(&bench, locked.jobs[0], "failed").await;
+    bench.until_count("tenure.group_ends WHERE lacks = 'failed'", 1).await;
+    assert!(is_held(&bench, locked.id).await);
+    holds.rollback().await.unwrap();
+    until_status(&bench, locked.id, "cancelled").await;
+    bench.until_count("tenure.group_ends", 0).await;
+    running.stop().await;
+}
+
+/// A note that is lost, as by a person's DELETE: the look of the worker with the turn finds the follower.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_no_look_has_found_is_noted_again() {
+    let bench = bench().await;
+    let (members, follower, of) = running(&bench, 2).await;
+    let mut completes = bench.pool.acquire().await.unwrap();
+    complete(&mut completes, &members, &of).await;
+    bench.execute("DELETE FROM tenure.group_ends").await;
+    assert_eq!(release(&bench).await, 0);
+    let mend = "SELECT tenure.mend_groups('00000000-0000-0000-0000-000000000000', 10)";
+    bench.execute(mend).await;
+    assert_eq!(release(&bench).await, 1);
+    bench.execute(mend).await;
+    assert_eq!(bench.count("tenure.group_ends").await, 0, "it is looked for once");
+    assert!(!is_held(&bench, follower).await);
+}
+
+/// The time that never comes stands in an index. Whoever wakes one job does not go through all that are held.
+#[tokio::test(flavor = "multi_thread")]
+async fn to_wake_one_job_reads_no_other_that_is_held() {
+    let bench = bench().await;
+    let parts = (0..4_000).map(|n| job("part", json!({ "n": n })));
+    let graph = bench.tenure.graph();
+    let first = graph.add(job("part", json!({})));
+    for part in parts {
+        drop(graph.add(part).after([&first]));
+    }
+    let jobs = graph.await.unwrap().jobs;
+    let held = *jobs.last().unwrap();
+    let read = "SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes
+                 WHERE indexrelname LIKE 'jobs_unpublished%'";
+    let mut connection = bench.pool.acquire().await.unwrap();
+    let before: i64 = sqlx::query_scalar(read).fetch_one(&mut *connection).await.unwrap();
+    for _ in 0..8 {
+        // More often than a plan is made for one call alone.
+        let wake = sqlx::query("SELECT tenure.wake_jobs(ARRAY[$1])").bind(held);
+        wake.execute(&mut *connection).await.unwrap();
+    }
+    sqlx::query("SELECT pg_stat_force_next_flush()").execute(&mut *connection).await.unwrap();
+    let after: i64 = sqlx::query_scalar(read).fetch_one(&mut *connection).await.unwrap();
+    assert!(after - before < 1_000, "{} entries were read", after - before);
+    assert!(!is_held(&bench, held).await);
+}
