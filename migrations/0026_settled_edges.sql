@@ -11,7 +11,7 @@ ALTER TABLE tenure.group_ends
 
 -- Settles the edges of jobs that this transaction has completed, and notes what follows them. jobs: sorted. outputs: theirs,
 -- in the same order. Of a job with many followers it notes the end alone: `release_followers` goes through them by parts.
--- The caller has set `tenure.completes` to `settled`, so that the trigger notes nothing.
+-- The caller has set `tenure.completes` to `settled`, so that the trigger notes nothing; that ends here.
 -- A function, because its plan may not depend on statistics, and because a worker may not write edges.
 CREATE FUNCTION tenure.settle_edges(jobs uuid[], outputs jsonb[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -19,26 +19,38 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
     SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     edges_at_once CONSTANT int := 10;
+    known bigint;
+    done  bigint;
 BEGIN
-    -- Found once, and then changed by their places: a second look by their keys takes as long as the change.
-    WITH found AS MATERIALIZED (
-        SELECT u.id, d.place, d.nth
-          FROM unnest(jobs) AS u(id)
-         CROSS JOIN LATERAL (
-               SELECT d.ctid AS place, row_number() OVER () AS nth FROM tenure.job_edges d
-                WHERE d.before = u.id AND (d.state IS NULL OR d.state <> 'completed')
-                LIMIT edges_at_once + 1) d
-    ), wide AS (
-        SELECT f.id FROM found f WHERE f.nth > edges_at_once
-    ), settled AS (
-        UPDATE tenure.job_edges d
-           SET state = 'completed', ended_at = clock_timestamp(), output = outputs[width_bucket(d.before, jobs)]
-         WHERE d.ctid = ANY (ARRAY(SELECT f.place FROM found f WHERE (f.id IN (SELECT w.id FROM wide w)) IS NOT TRUE))
-        RETURNING d.after, d.step
-    ), noted AS (
-        INSERT INTO tenure.group_ends (job_id, ended_as, step) SELECT DISTINCT after, 'settled', step FROM settled
-    )
-    INSERT INTO tenure.group_ends (job_id, ended_as) SELECT w.id, 'completed' FROM wide w;
+    -- Found once, and then changed by their places: a second look by their keys takes as long as the change. An edge that
+    -- another transaction has changed meanwhile has another place: the next round finds it.
+    LOOP
+        WITH found AS MATERIALIZED (
+            SELECT u.id, d.place, d.nth
+              FROM unnest(jobs) AS u(id)
+             CROSS JOIN LATERAL (
+                   SELECT d.ctid AS place, row_number() OVER () AS nth FROM tenure.job_edges d
+                    WHERE d.before = u.id AND (d.state IS NULL OR d.state <> 'completed')
+                    LIMIT edges_at_once + 1) d
+        ), wide AS MATERIALIZED (
+            SELECT f.id FROM found f WHERE f.nth > edges_at_once
+        ), few AS MATERIALIZED (
+            SELECT f.place FROM found f WHERE (f.id IN (SELECT w.id FROM wide w)) IS NOT TRUE
+        ), settled AS (
+            UPDATE tenure.job_edges d
+               SET state = 'completed', ended_at = clock_timestamp(), output = outputs[width_bucket(d.before, jobs)]
+             WHERE d.ctid = ANY (ARRAY(SELECT f.place FROM few f))
+            RETURNING d.after, d.step
+        ), noted AS (
+            INSERT INTO tenure.group_ends (job_id, ended_as, step)
+            SELECT DISTINCT after, 'settled', step FROM settled
+             UNION ALL
+            SELECT w.id, 'completed', NULL FROM wide w
+        )
+        SELECT (SELECT count(*) FROM few), (SELECT count(*) FROM settled) INTO known, done;
+        EXIT WHEN done >= known;
+    END LOOP;
+    PERFORM set_config('tenure.completes', 'on', true);
     RETURN true;
 END $$;
 REVOKE ALL ON FUNCTION tenure.settle_edges(uuid[], jsonb[]) FROM PUBLIC;
@@ -61,7 +73,8 @@ DROP FUNCTION tenure.pass_rights_to_edges();
 
 -- As before, but no plan goes through all jobs that are held.
 CREATE OR REPLACE FUNCTION tenure.wake_jobs(ids uuid[]) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
+    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     never  CONSTANT timestamptz := '9999-01-01 00:00:00+00';
@@ -105,8 +118,12 @@ END $$;
 -- transactions that settle a follower's edges leaves a note: of settled edges, it is looked at after the commit; a call that
 -- settles edges itself, and does not release the follower, leaves it for a look after its own. So some look sees them all. Two
 -- looks that both see them find the follower's row held once.
--- A job whose row another transaction has locked makes way, with a note, for the others. Locks are taken in this order:
--- notes, edges, followers, jobs, places in lanes; rows of one table in order of id, or none is waited for.
+-- What another transaction has locked makes way, with a note, for the others: a dead letter, a follower, a job, a place in a
+-- lane. An UPDATE by places may pass over a row that another one has changed since; so each counts what it was to change.
+-- `reopen_edges` locks the followers of a job that is redriven: no call cancels or brings back
+-- one then, but one may release it, by what it has seen before.
+-- A call waits for edges that another call settles, and for 100 ms for jobs, in this order: notes, dead letters, edges,
+-- followers, jobs, places in lanes.
 CREATE OR REPLACE FUNCTION tenure.release_followers(most int)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -124,6 +141,7 @@ DECLARE
     fates  text[];
     leaves boolean[];
     froms  uuid[];
+    known  bigint := 0;
     settled bigint := 0;
     last_before uuid;
     last_after uuid;
@@ -140,13 +158,19 @@ DECLARE
     woken  uuid[];
     laned  uuid[];
     free   uuid[];
+    failed uuid[];
+    held   uuid[];
+    busy   uuid[];
+    locked uuid[] := '{}';
+    one    uuid;
+    has_cut boolean := false;
     ids    uuid[];
     queues text[];
     kinds  text[];
     dispatches int[];
     reasons text[];
     traces text[];
-    again  boolean;
+    again  boolean := false;
     of     record;
 BEGIN
     -- 1. The notes.
@@ -164,11 +188,17 @@ BEGIN
 
     -- 2. Edges that the end of their job has not settled.
     IF ended IS NOT NULL THEN
-        -- A redrive holds its dead letter until it commits: the next statement sees the job live, or else the redrive will
-        -- see what this call writes.
-        PERFORM FROM tenure.dead_letter_jobs d
-          WHERE d.id = ANY (ARRAY(SELECT g.job_id FROM tenure.group_ends g WHERE g.id = ANY (noted) AND g.ended_as = 'failed'))
-          ORDER BY d.id FOR SHARE;
+        -- A redrive holds its dead letter until it commits. Of one that this call holds, the redrive will see what this call
+        -- writes; of one that a redrive holds, the notes make way for others.
+        failed := ARRAY(SELECT g.job_id FROM tenure.group_ends g WHERE g.id = ANY (noted) AND g.ended_as = 'failed');
+        SELECT array_agg(d.id) INTO free
+          FROM (SELECT d.id FROM tenure.dead_letter_jobs d WHERE d.id = ANY (failed) ORDER BY d.id FOR SHARE SKIP LOCKED) d;
+        SELECT array_agg(d.id) INTO held
+          FROM tenure.dead_letter_jobs d WHERE d.id = ANY (failed) AND (d.id IN (SELECT unnest(free))) IS NOT TRUE;
+        INSERT INTO tenure.group_ends (job_id, ended_as, settled_to)
+        SELECT g.job_id, g.ended_as, g.settled_to
+          FROM tenure.group_ends g
+         WHERE g.id = ANY (noted) AND g.ended_as <> 'settled' AND g.job_id = ANY (held) ORDER BY g.id;
         -- Of two ends of one job a completion counts, or else the later one; a job that is live again has not ended.
         SELECT array_agg(e.job_id ORDER BY e.job_id), array_agg(e.ended_as ORDER BY e.job_id),
                array_agg(EXISTS (SELECT FROM tenure.job_history h WHERE h.id = e.job_id AND h.output IS NOT NULL)
@@ -176,38 +206,42 @@ BEGIN
                array_agg(coalesce(e.settled_to, '00000000-0000-0000-0000-000000000000') ORDER BY e.job_id)
           INTO ended, fates, leaves, froms
           FROM (SELECT DISTINCT ON (g.job_id) g.job_id, g.ended_as, g.settled_to
-                  FROM tenure.group_ends g WHERE g.id = ANY (noted) AND g.ended_as <> 'settled'
+                  FROM tenure.group_ends g
+                 WHERE g.id = ANY (noted) AND g.ended_as <> 'settled' AND (g.job_id IN (SELECT unnest(held))) IS NOT TRUE
                  ORDER BY g.job_id, (g.ended_as = 'completed') DESC, g.id DESC) e
-         WHERE e.ended_as = 'completed' OR NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = e.job_id);
+         -- Not EXISTS, which a plan may answer by a look at all jobs.
+         WHERE e.ended_as = 'completed' OR (SELECT true FROM tenure.jobs j WHERE j.id = e.job_id) IS NULL;
         -- A fate replaces none that is better, as calls may come in another order than the ends did.
-        WITH moved AS (
+        WITH found AS MATERIALIZED (
+            SELECT d.before, d.after, d.place
+              FROM unnest(ended, fates, froms) AS e(job, fate, settled_to)
+             CROSS JOIN LATERAL (
+                   SELECT d.before, d.after, d.ctid AS place FROM tenure.job_edges d
+                    WHERE d.before = e.job AND d.after > e.settled_to
+                      AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
+                           OR e.fate IN ('cancelled', 'purged') AND d.state = 'failed')
+                    ORDER BY d.after LIMIT edges_at_once) d
+             LIMIT edges_at_once
+        ), moved AS (
             UPDATE tenure.job_edges d
                SET state = fates[width_bucket(d.before, ended)], ended_at = clock_timestamp(),
                    output = CASE WHEN fates[width_bucket(d.before, ended)] <> 'completed' THEN NULL
                                  WHEN leaves[width_bucket(d.before, ended)]
                                  THEN coalesce((SELECT h.output FROM tenure.job_history h WHERE h.id = d.before), d.output)
                                  ELSE d.output END
-             WHERE d.ctid = ANY (ARRAY(
-                   SELECT d.place
-                     FROM unnest(ended, fates, froms) AS e(job, fate, settled_to)
-                    CROSS JOIN LATERAL (
-                          SELECT d.ctid AS place FROM tenure.job_edges d
-                           WHERE d.before = e.job AND d.after > e.settled_to
-                             AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
-                                  OR e.fate IN ('cancelled', 'purged') AND d.state = 'failed')
-                           ORDER BY d.after LIMIT edges_at_once) d
-                    LIMIT edges_at_once))
+             WHERE d.ctid = ANY (ARRAY(SELECT f.place FROM found f))
                -- Again, for an edge that another call has settled meanwhile.
                AND (d.state IS NULL OR fates[width_bucket(d.before, ended)] = 'completed' AND d.state <> 'completed'
                     OR fates[width_bucket(d.before, ended)] IN ('cancelled', 'purged') AND d.state = 'failed')
-            RETURNING d.before, d.after, d.step, d.state
+            RETURNING d.after, d.step, d.state
         )
-        SELECT count(*), (array_agg(before ORDER BY before DESC, after DESC))[1],
-               (array_agg(after ORDER BY before DESC, after DESC))[1], array_agg(DISTINCT after) FILTER (WHERE step IS NULL),
+        SELECT (SELECT count(*) FROM found), (SELECT (array_agg(f.before ORDER BY f.before DESC, f.after DESC))[1] FROM found f),
+               (SELECT (array_agg(f.after ORDER BY f.before DESC, f.after DESC))[1] FROM found f),
+               count(*), array_agg(DISTINCT after) FILTER (WHERE step IS NULL),
                hurt || array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state <> 'completed'),
                hopeless || array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state IN ('cancelled', 'purged')),
                jsonb_agg(DISTINCT jsonb_build_array(after, step)) FILTER (WHERE step IS NOT NULL)
-          INTO settled, last_before, last_after, touched, hurt, hopeless, moved_steps
+          INTO known, last_before, last_after, settled, touched, hurt, hopeless, moved_steps
           FROM moved;
         steps := coalesce(steps || moved_steps, steps, moved_steps);
     END IF;
@@ -256,11 +290,6 @@ BEGIN
            AND f.job_id IN (SELECT o.job_id FROM tenure.followers o WHERE o.job_id = ANY (waiting) ORDER BY o.job_id
                                FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
-    -- Another transaction may settle their last edges now, and not see those that this one has settled. And what a note has
-    -- said of a failure may be over.
-    INSERT INTO tenure.group_ends (job_id, ended_as)
-    SELECT DISTINCT t.id, 'settled' FROM unnest(touched || late) AS t(id) WHERE (t.id IN (SELECT unnest(ready))) IS NOT TRUE;
-    again := FOUND;
     -- The same for jobs of steps. Their rows are locked: a job that is about to be held either is held by now, or is looked at
     -- once more, or will see the edges. A call of another name may have open edges before these.
     IF steps IS NOT NULL THEN
@@ -296,14 +325,25 @@ BEGIN
         SELECT w.job, 'settled', w.step
           FROM (SELECT (w ->> 0)::uuid AS job, w ->> 1 AS step FROM jsonb_array_elements(moved_steps) AS w) w
          WHERE (w.job IN (SELECT unnest(free))) IS TRUE AND (w.job IN (SELECT unnest(woken))) IS NOT TRUE;
-        again := again OR FOUND AND moved_steps IS NOT NULL;
+        again := FOUND AND moved_steps IS NOT NULL;
     END IF;
 
     -- 4. A follower that was cancelled by a job's failure comes back once that job has completed after all. It has a
-    -- clear_reason, as a redriven job has: it stays in its cell. One that cannot come back keeps back no other.
+    -- clear_reason, as a redriven job has: it stays in its cell. One that cannot come back, or is locked, keeps back no other.
+    IF cut IS NOT NULL AND ready IS NOT NULL THEN
+        SELECT array_agg(f.job_id) INTO free
+          FROM (SELECT f.job_id FROM tenure.followers f
+                 WHERE f.job_id = ANY (cut) AND (f.job_id IN (SELECT unnest(ready))) IS TRUE ORDER BY f.job_id
+                   FOR NO KEY UPDATE SKIP LOCKED) f;
+        INSERT INTO tenure.group_ends (job_id, ended_as)
+        SELECT c.id, 'settled'
+          FROM unnest(cut) AS c(id)
+         WHERE (c.id IN (SELECT unnest(ready))) IS TRUE AND (c.id IN (SELECT unnest(free))) IS NOT TRUE;
+    ELSE
+        free := NULL;
+    END IF;
     FOR of IN
-        SELECT f.* FROM tenure.followers f WHERE f.job_id = ANY (cut) AND f.job_id = ANY (ready) ORDER BY f.job_id
-           FOR NO KEY UPDATE
+        SELECT f.* FROM tenure.followers f WHERE f.job_id = ANY (free) AND f.cut_at IS NOT NULL ORDER BY f.job_id
     LOOP
         BEGIN
             WITH back AS (
@@ -332,21 +372,27 @@ BEGIN
         END;
     END LOOP;
 
-    -- 5. Those that are cancelled. One whose row is locked makes way for the others. What the locks show counts.
+    -- 5. Those that are cancelled. One that is locked makes way for the others: its row, or the follower, by a redrive that may
+    -- be about to hold it. What the locks show counts.
     moment := clock_timestamp();
     free := NULL;
     IF doomed IS NOT NULL THEN
+        SELECT array_agg(f.job_id) INTO busy
+          FROM (SELECT f.job_id FROM tenure.followers f WHERE f.job_id = ANY (doomed) ORDER BY f.job_id
+                   FOR NO KEY UPDATE SKIP LOCKED) f;
+        locked := ARRAY(SELECT unnest(doomed) EXCEPT SELECT unnest(busy));
         SELECT array_agg(j.id) INTO free
           FROM (SELECT j.id FROM tenure.jobs j
-                 WHERE j.id = ANY (doomed) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE AND j.fencing_token = 0
+                 WHERE j.id = ANY (busy) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE AND j.fencing_token = 0
                  ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED) j;
+        locked := locked || ARRAY(
+            SELECT j.id FROM tenure.jobs j
+             WHERE j.id = ANY (busy) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE AND j.fencing_token = 0
+               AND (j.id IN (SELECT unnest(free))) IS NOT TRUE);
         INSERT INTO tenure.group_ends (job_id, ended_as, lacks)
-        SELECT j.id, 'settled',
-               CASE WHEN (j.id IN (SELECT unnest(hopeless))) IS TRUE THEN 'cancelled'
-                    WHEN (j.id IN (SELECT unnest(hurt))) IS TRUE THEN 'failed' END
-          FROM tenure.jobs j
-         WHERE j.id = ANY (doomed) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE AND j.fencing_token = 0
-           AND (j.id IN (SELECT unnest(free))) IS NOT TRUE;
+        SELECT l.id, 'settled', CASE WHEN (l.id IN (SELECT unnest(hopeless))) IS TRUE THEN 'cancelled'
+                                     WHEN (l.id IN (SELECT unnest(hurt))) IS TRUE THEN 'failed' END
+          FROM unnest(locked) AS l(id);
     END IF;
     FOR of IN
         SELECT j.id, j.lane, j.priority, j.not_after, j.expires_as, d.before, d.state
@@ -367,13 +413,21 @@ BEGIN
                                         ELSE 'has failed' END)
          WHERE j.id = of.id;
         PERFORM tenure.cancel(of.id);
+        has_cut := true;
     END LOOP;
+    -- Another transaction may settle the last edges of a follower now, and not see those that this one has settled. And what a
+    -- note has said of a failure may be over.
+    INSERT INTO tenure.group_ends (job_id, ended_as)
+    SELECT DISTINCT t.id, 'settled'
+      FROM unnest(touched || late) AS t(id)
+     WHERE (t.id IN (SELECT unnest(ready))) IS NOT TRUE AND (t.id IN (SELECT unnest(locked))) IS NOT TRUE;
+    again := again OR FOUND;
 
     -- 6. Those that may go. One without a row that is held has gone already; or another call has just cancelled it; or it has
     -- died, and its redrive may be about to hold it: that locks the follower until it commits.
     FOR pass IN 1..2 LOOP
         EXIT WHEN ready IS NULL;
-        laned := NULL;
+        ids := NULL;
         IF pass = 2 THEN
             SELECT array_agg(f.job_id) INTO free
               FROM (SELECT f.job_id FROM tenure.followers f WHERE f.job_id = ANY (ready) ORDER BY f.job_id
@@ -385,63 +439,91 @@ BEGIN
                     OR f.cut_at IS NOT NULL AND (f.job_id IN (SELECT unnest(cut))) IS NOT TRUE);
             ready := free;
         END IF;
+        -- Those of lanes.
         IF EXISTS (SELECT FROM tenure.lane_settings) OR EXISTS (SELECT FROM tenure.lane_jobs) THEN
-            SELECT array_agg(j.id) INTO laned
-              FROM tenure.jobs j
-             WHERE j.id = ANY (ready) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE
-               AND (EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id)
-                    OR EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = j.queue AND s.removed_at IS NULL));
-            IF laned IS NOT NULL THEN
-                PERFORM tenure.wake_jobs(laned);
+            laned := ARRAY(
+                SELECT j.id FROM tenure.jobs j
+                 WHERE j.id = ANY (ready) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE
+                   AND (EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id)
+                        OR EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = j.queue AND s.removed_at IS NULL)));
+            SELECT array_agg(j.id) INTO free
+              FROM (SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (laned) ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED) j;
+            locked := ARRAY(SELECT unnest(laned) EXCEPT SELECT unnest(free));
+            PERFORM set_config('lock_timeout', '100ms', true);
+            BEGIN
+                IF free IS NOT NULL THEN
+                    PERFORM tenure.wake_jobs(free);
+                END IF;
+            EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                -- A place in a lane is locked.
+                FOREACH one IN ARRAY free LOOP
+                    BEGIN
+                        PERFORM tenure.wake_jobs(ARRAY[one]);
+                    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                        locked := locked || one;
+                    END;
+                END LOOP;
+            END;
+            INSERT INTO tenure.group_ends (job_id, ended_as) SELECT l.id, 'settled' FROM unnest(locked) AS l(id);
+            IF cardinality(laned) > 0 THEN
+                ready := ARRAY(SELECT unnest(ready) EXCEPT SELECT unnest(laned));
             END IF;
         END IF;
         LOOP
+            PERFORM set_config('lock_timeout', '100ms', true);
             BEGIN
-                PERFORM set_config('lock_timeout', '100ms', true);
                 -- The time that never comes is compared so that no plan goes through all jobs that have it.
                 WITH released AS (
                     UPDATE tenure.jobs j
                        SET dispatch = j.dispatch + 1, scheduled_at = moment, publish_at = NULL,
                            published_at = clock_timestamp()
                      WHERE j.id = ANY (ready) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE
-                       AND (j.id IN (SELECT unnest(laned))) IS NOT TRUE
+                       AND (SELECT true FROM tenure.lane_jobs l WHERE l.job_id = j.id) IS NULL
                     RETURNING j.id, j.queue, j.kind, j.dispatch, j.clear_reason, j.trace_context
                 )
                 SELECT array_agg(r.id), array_agg(r.queue), array_agg(r.kind), array_agg(r.dispatch),
                        array_agg(r.clear_reason), array_agg(r.trace_context)
                   INTO ids, queues, kinds, dispatches, reasons, traces
                   FROM released r;
-                PERFORM set_config('lock_timeout', '2s', true);
                 EXIT;
             EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-                -- Those whose rows are locked make way for the others.
+                -- Those whose rows are locked make way for the others. One without a row that can be seen is for the second pass.
                 SELECT array_agg(j.id) INTO free
                   FROM (SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (ready) ORDER BY j.id
                            FOR NO KEY UPDATE SKIP LOCKED) j;
-                INSERT INTO tenure.group_ends (job_id, ended_as)
-                SELECT j.id, 'settled' FROM tenure.jobs j
-                 WHERE j.id = ANY (ready) AND (j.id IN (SELECT unnest(free))) IS NOT TRUE;
-                ready := free;
+                locked := ARRAY(SELECT j.id FROM tenure.jobs j
+                                 WHERE j.id = ANY (ready) AND (j.id IN (SELECT unnest(free))) IS NOT TRUE);
+                INSERT INTO tenure.group_ends (job_id, ended_as) SELECT l.id, 'settled' FROM unnest(locked) AS l(id);
+                ready := ARRAY(SELECT unnest(ready) EXCEPT SELECT unnest(locked));
             END;
         END LOOP;
         RETURN QUERY SELECT * FROM unnest(ids, queues, kinds, dispatches, reasons, traces);
-        ready := CASE WHEN pass = 1
-                           AND cardinality(ready) > coalesce(cardinality(ids), 0) + coalesce(cardinality(laned), 0)
-                      THEN ARRAY(SELECT unnest(ready) EXCEPT SELECT unnest(ids || laned)) END;
+        ready := CASE WHEN pass = 1 AND cardinality(ready) > coalesce(cardinality(ids), 0)
+                      THEN ARRAY(SELECT unnest(ready) EXCEPT SELECT unnest(ids)) END;
     END LOOP;
     IF woken IS NOT NULL THEN
-        PERFORM tenure.wake_jobs(woken);
+        BEGIN
+            PERFORM set_config('lock_timeout', '100ms', true);
+            PERFORM tenure.wake_jobs(woken);
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            INSERT INTO tenure.group_ends (job_id, ended_as, step)
+            SELECT (w ->> 0)::uuid, 'settled', w ->> 1
+              FROM jsonb_array_elements(steps) AS w WHERE (w ->> 0)::uuid = ANY (woken);
+        END;
     END IF;
 
-    -- 7. Ends that have edges left: the next call goes on.
-    IF settled < edges_at_once THEN
+    -- 7. Ends that have edges left: the next call goes on; also where another one has changed some of those that were found.
+    IF known < edges_at_once AND settled >= known THEN
         DELETE FROM tenure.group_ends g WHERE g.id = ANY (noted);
     ELSE
-        DELETE FROM tenure.group_ends g WHERE g.id = ANY (noted) AND (g.ended_as = 'settled' OR g.job_id < last_before);
+        DELETE FROM tenure.group_ends g
+         WHERE g.id = ANY (noted)
+           AND (g.ended_as = 'settled' OR (g.job_id IN (SELECT unnest(held))) IS TRUE
+                OR settled >= known AND g.job_id < last_before);
         UPDATE tenure.group_ends g SET settled_to = last_after
-         WHERE g.id = ANY (noted) AND g.job_id = last_before AND g.ended_as <> 'settled';
+         WHERE g.id = ANY (noted) AND g.job_id = last_before AND g.ended_as <> 'settled' AND settled >= known;
     END IF;
-    IF cardinality(noted) = most OR settled = edges_at_once OR doomed IS NOT NULL OR again THEN
+    IF cardinality(noted) = most OR known = edges_at_once OR settled < known OR has_cut OR again THEN
         RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::text, NULL::int, NULL::text, NULL::text;
     END IF;
 END $$;
@@ -453,6 +535,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     followers uuid[];
     last      uuid;
+    noted     uuid[];
 BEGIN
     SELECT (array_agg(f.job_id ORDER BY f.job_id))[most],
            array_agg(f.job_id) FILTER (WHERE f.cut_at IS NOT NULL
@@ -477,6 +560,8 @@ BEGIN
     UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
      WHERE d.after = ANY (followers) AND d.state = 'failed'
        AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before);
+    -- Once: the table has no index by job.
+    noted := ARRAY(SELECT g.job_id FROM tenure.group_ends g);
     INSERT INTO tenure.group_ends (job_id, ended_as)
     SELECT e.before, e.ended_as
       FROM (SELECT o.before, o.state,
@@ -488,7 +573,7 @@ BEGIN
                      WHERE d.after = ANY (followers) AND (d.state IS NULL OR d.state <> 'completed')) o
              WHERE (o.state IS NULL OR o.state = 'failed')
                AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = o.before)
-               AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = o.before)) e
+               AND (o.before IN (SELECT unnest(noted))) IS NOT TRUE) e
      WHERE e.state IS DISTINCT FROM e.ended_as;
     -- One that no look has found.
     INSERT INTO tenure.group_ends (job_id, ended_as)
@@ -497,18 +582,22 @@ BEGIN
       JOIN tenure.jobs j ON j.id = f.job_id
      WHERE f.job_id = ANY (followers) AND f.cut_at IS NULL AND j.status = 'queued' AND j.fencing_token = 0
        AND (j.publish_at = '9999-01-01 00:00:00+00') IS TRUE
+       -- One that was redriven waits for a failed job on purpose.
        AND NOT EXISTS (SELECT FROM tenure.job_edges e
                         WHERE e.after = f.job_id AND e.step IS NULL
-                          AND (e.state IS NULL OR e.state <> 'completed' AND f.on_failure <> 'run'))
+                          AND (e.state IS NULL OR e.state = 'failed' AND f.on_failure <> 'run'))
        -- It is released, and waits for its lane.
        AND NOT EXISTS (SELECT FROM tenure.lane_jobs l
                         WHERE l.job_id = j.id AND l.due_at < '9999-01-01 00:00:00+00')
-       AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = j.id);
+       AND (j.id IN (SELECT unnest(noted))) IS NOT TRUE;
     RETURN last;
 END $$;
 
 -- Last, for its lock. It fires for every end that an older program writes.
 DROP TRIGGER ends_in_group ON tenure.jobs;
 CREATE CONSTRAINT TRIGGER ends_in_group AFTER DELETE ON tenure.jobs DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW WHEN (OLD.group_id IS NOT NULL AND current_setting('tenure.completes', true) IS DISTINCT FROM 'settled')
+    FOR EACH ROW WHEN (OLD.group_id IS NOT NULL
+                       AND (current_setting('tenure.completes', true) IS DISTINCT FROM 'settled'
+                            -- A queued job does not complete, and one that is to be cancelled may not.
+                            OR OLD.status <> 'processing' OR OLD.cancel_requested_at IS NOT NULL))
     EXECUTE FUNCTION tenure.note_group_end();

@@ -195,3 +195,196 @@ async fn to_wake_one_job_reads_no_other_that_is_held() {
     assert!(after - before < 1_000, "{} entries were read", after - before);
     assert!(!is_held(&bench, held).await);
 }
+
+/// Ends a job as one that has failed for good, as any program may.
+async fn dies(bench: &Bench, job: JobId) {
+    let death = "WITH gone AS (DELETE FROM tenure.jobs WHERE id = $1 RETURNING *)
+        INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, attempt, max_attempts, fencing_token, created_at,
+               scheduled_at, died_at, last_error, category, execution_history)
+        SELECT id, queue, kind, payload, 1, max_attempts, fencing_token, created_at, now(), now(), 'x', 'permanent', '[]'
+          FROM gone";
+    assert_eq!(sqlx::query(death).bind(job).execute(&bench.pool).await.unwrap().rows_affected(), 1);
+}
+
+async fn redrive(connection: &mut PgConnection, job: JobId) {
+    sqlx::query("SELECT tenure.redrive(ARRAY[$1])").bind(job).execute(connection).await.unwrap();
+}
+
+/// Works off notes until none is left, at most twenty times. Returns how many jobs that released.
+async fn release_all(bench: &Bench) -> usize {
+    let mut released = 0;
+    for _ in 0..20 {
+        released += release(bench).await;
+    }
+    released
+}
+
+/// An end that is noted as failed, and one of the same job as completed, in two calls: the second finds edges that the
+/// first has changed, and an update by their places passes over them.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edge_that_another_call_has_changed_meanwhile_is_not_lost() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let part = graph.add(job("part", json!({"n": 1})));
+    for n in 0..20 {
+        drop(graph.add(job("merge", json!({ "n": n }))).after([&part]).on_failure(OnFailure::Hold));
+    }
+    let part = part.id();
+    graph.await.unwrap();
+    dies(&bench, part).await;
+    let mut first = bench.pool.begin().await.unwrap();
+    sqlx::query(statement("release_followers")).bind(1_000).fetch_all(&mut *first).await.unwrap();
+    // Its edges are failed, and that is not committed: a redrive waits for it. An older program's does not, which leaves the
+    // edges as they are.
+    let older = "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, published_at, group_id)
+        SELECT id, queue, kind, payload, max_attempts, now(), now(),
+               (SELECT group_id FROM tenure.job_edges WHERE before = $1 LIMIT 1)
+          FROM tenure.dead_letter_jobs WHERE id = $1";
+    sqlx::query(older).bind(part).execute(&bench.pool).await.unwrap();
+    let of = claimed(&bench.pool, &[part], "part").await;
+    let mut completes = bench.pool.acquire().await.unwrap();
+    complete(&mut completes, &[part], &of).await;
+    let second = async { release(&bench).await };
+    let commit = async {
+        bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%release_followers%')").await;
+        first.commit().await.unwrap();
+    };
+    let (released, ()) = tokio::join!(second, commit);
+    assert_eq!(released + release_all(&bench).await, 20);
+    assert_eq!(bench.count("tenure.job_edges WHERE state = 'completed'").await, 20);
+}
+
+/// A dead follower is redriven while the job before it is cancelled: the redrive sees an open edge and holds it, and the
+/// call that settles the edge sees no follower.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_is_redriven_while_the_job_before_it_is_cancelled_is_not_held_for_ever() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let part = graph.add(job("part", json!({"n": 1})));
+    let merge = graph.add(job("merge", json!({}))).after([&part]).on_failure(OnFailure::Hold);
+    let (part, merge) = (part.id(), merge.id());
+    graph.await.unwrap();
+    dies(&bench, merge).await;
+    release_all(&bench).await;
+    let mut redrives = bench.pool.begin().await.unwrap();
+    redrive(&mut redrives, merge).await;
+    bench.tenure.cancel(part).await.unwrap();
+    release_all(&bench).await;
+    assert_eq!(bench.count("tenure.group_ends").await, 1);
+    redrives.commit().await.unwrap();
+    assert!(is_held(&bench, merge).await);
+    release_all(&bench).await;
+    assert_eq!(status(&bench, merge).await, "cancelled");
+    // What any look may miss, `mend_groups` finds.
+    bench.execute("UPDATE tenure.followers SET cut_at = NULL").await;
+    let held = "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at, group_id)
+        SELECT id, queue, kind, payload, 1, '9999-01-01Z', '9999-01-01Z', (SELECT group_id FROM tenure.followers)
+          FROM tenure.job_history WHERE id = $1";
+    sqlx::query(held).bind(merge).execute(&bench.pool).await.unwrap();
+    sqlx::query("DELETE FROM tenure.job_history WHERE id = $1")
+        .bind(merge)
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(release(&bench).await, 0);
+    assert!(is_held(&bench, merge).await);
+    bench.execute("SELECT tenure.mend_groups('00000000-0000-0000-0000-000000000000', 10)").await;
+    release_all(&bench).await;
+    assert_eq!(status(&bench, merge).await, "cancelled");
+}
+
+/// Of two followers of one call the row of one is locked, and the other is being redriven: neither is forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_follower_does_not_make_a_call_forget_one_that_is_being_redriven() {
+    let bench = bench().await;
+    let group = async || {
+        bench.tenure.group([job("part", json!({"n": 1}))]).then(job("merge", json!({}))).await.unwrap()
+    };
+    let (one, two) = (group().await, group().await);
+    dies(&bench, two.id).await;
+    release_all(&bench).await;
+    let mut redrives = bench.pool.begin().await.unwrap();
+    redrive(&mut redrives, two.id).await;
+    let mut holds = bench.pool.begin().await.unwrap();
+    let lock = sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE").bind(one.id);
+    lock.execute(&mut *holds).await.unwrap();
+    let mut members = [one.jobs[0], two.jobs[0]];
+    members.sort();
+    let of = claimed(&bench.pool, &members, "part").await;
+    let mut completes = bench.pool.acquire().await.unwrap();
+    complete(&mut completes, &members, &of).await;
+    assert_eq!(release(&bench).await, 0);
+    assert_eq!(bench.count("tenure.group_ends").await, 2);
+    redrives.commit().await.unwrap();
+    holds.rollback().await.unwrap();
+    assert_eq!(release_all(&bench).await, 2);
+    bench.every_job_is_as_it_must_be().await;
+}
+
+/// A person's transaction holds a follower that stands in a lane, or a redrive its dead letter: other groups go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_transaction_holds_up_no_other_group() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("laned", Lanes::new().running(2)).await.unwrap();
+    let group = async |queue: &str| {
+        let follower = JobRequest::new(queue, "merge", json!({}));
+        bench.tenure.group([job("part", json!({"n": 1}))]).then(follower).await.unwrap()
+    };
+    let (laned, dead, plain) = (group("laned").await, group("q").await, group("q").await);
+    let mut cancels = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT tenure.cancel($1)").bind(laned.id).execute(&mut *cancels).await.unwrap();
+    dies(&bench, dead.jobs[0]).await;
+    let mut redrives = bench.pool.begin().await.unwrap();
+    redrive(&mut redrives, dead.jobs[0]).await;
+    let mut members = [laned.jobs[0], plain.jobs[0]];
+    members.sort();
+    let of = claimed(&bench.pool, &members, "part").await;
+    let mut completes = bench.pool.acquire().await.unwrap();
+    complete(&mut completes, &members, &of).await;
+    let began = std::time::Instant::now();
+    assert_eq!(release(&bench).await, 1);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(!is_held(&bench, plain.id).await);
+    cancels.rollback().await.unwrap();
+    redrives.rollback().await.unwrap();
+    release_all(&bench).await;
+    assert_eq!(status(&bench, dead.id).await, "cancelled");
+    assert_eq!(bench.count("tenure.lane_jobs WHERE due_at <= now()").await, 1);
+    assert_eq!(bench.count("tenure.group_ends").await, 0);
+}
+
+/// A follower that is to be cancelled, and whose row is locked: a call leaves its note, and does not ask for another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_can_do_nothing_does_not_ask_for_another() {
+    let bench = bench().await;
+    let parts = [job("part", json!({"n": 1})), job("part", json!({"n": 2}))];
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    let mut holds = bench.pool.begin().await.unwrap();
+    let lock = sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE").bind(group.id);
+    lock.execute(&mut *holds).await.unwrap();
+    dies(&bench, group.jobs[0]).await;
+    for _ in 0..3 {
+        let call = sqlx::query(statement("release_followers")).bind(1_000).fetch_all(&bench.pool);
+        assert!(call.await.unwrap().is_empty(), "there is nothing more to do");
+        assert_eq!(bench.count("tenure.group_ends WHERE lacks = 'failed'").await, 1);
+        assert_eq!(bench.count("tenure.group_ends").await, 1);
+    }
+    holds.rollback().await.unwrap();
+    release_all(&bench).await;
+    assert_eq!(status(&bench, group.id).await, "cancelled");
+}
+
+/// The completion's word to the trigger counts for the jobs that it has completed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_of_a_group_does_not_speak_for_the_next_end_of_its_transaction() {
+    let bench = bench().await;
+    let (members, follower, (tokens, claims)) = running(&bench, 1).await;
+    let other = bench.tenure.group([job("part", json!({}))]).then(job("merge", json!({}))).await.unwrap();
+    let mut both = bench.pool.begin().await.unwrap();
+    complete(&mut both, &members, &(tokens, claims)).await;
+    sqlx::query("SELECT tenure.cancel($1)").bind(other.jobs[0]).execute(&mut *both).await.unwrap();
+    both.commit().await.unwrap();
+    assert_eq!(release_all(&bench).await, 1);
+    assert!(!is_held(&bench, follower).await);
+    assert_eq!(status(&bench, other.id).await, "cancelled");
+}

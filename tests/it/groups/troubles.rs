@@ -50,6 +50,7 @@ async fn one_follower_that_cannot_be_released_keeps_back_no_other() {
         assert_eq!(bench.until_finished(group(n).await.id).await.status, Status::Completed);
     }
     assert!(is_held(&bench, locked.id).await);
+    assert_eq!(bench.count(&format!("tenure.group_ends WHERE job_id = '{}'", locked.id)).await, 1);
     holds.rollback().await.unwrap();
     assert_eq!(bench.until_finished(locked.id).await.status, Status::Completed);
     bench.until_count("tenure.group_ends", 0).await;
