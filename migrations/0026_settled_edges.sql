@@ -306,7 +306,10 @@ BEGIN
              WHERE f.job_id = ANY (free)
         ), remembered AS (
             UPDATE tenure.followers f SET open_n = s.next_n
-              FROM seen s WHERE f.job_id = s.job_id AND s.next_n > s.open_n
+              FROM seen s
+             WHERE f.job_id = s.job_id AND s.next_n > s.open_n
+               AND f.job_id IN (SELECT o.job_id FROM tenure.followers o WHERE o.job_id = ANY (free) ORDER BY o.job_id
+                                   FOR NO KEY UPDATE SKIP LOCKED)
         )
         SELECT array_agg(DISTINCT w.job) INTO woken
           FROM (SELECT (w ->> 0)::uuid AS job, w ->> 1 AS step FROM jsonb_array_elements(steps) AS w) w

@@ -360,7 +360,7 @@ impl<'t> IntoFuture for Graph<'t> {
 impl Node {
     /// Lets the job wait until these have ended. They were added to the same graph before it, so that no circle can
     /// be made.
-    #[must_use]
+    #[expect(clippy::return_self_not_must_use, reason = "the call has changed the graph already")]
     pub fn after<N: std::borrow::Borrow<Node>>(self, nodes: impl IntoIterator<Item = N>) -> Self {
         let mut plan = locked(&self.plan);
         for node in nodes {
@@ -376,7 +376,7 @@ impl Node {
     }
 
     /// Says what the job does when one before it fails.
-    #[must_use]
+    #[expect(clippy::return_self_not_must_use, reason = "the call has changed the graph already")]
     pub fn on_failure(self, does: OnFailure) -> Self {
         locked(&self.plan).on_failure.insert(self.place, does);
         self

@@ -32,12 +32,12 @@ pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> a
     let members = (0..plan.jobs - 1).map(|order| request(&queue, order));
     let last = arena.tenure.group(members).then(request(&queue, plan.jobs)).await?.id;
     arena.tenure.flush().await;
-    let fan_in = drained(arena, plan, &queue, &[last]).await?;
+    let fan_in = drained(arena, plan, &queue, &[last], plan.jobs).await?;
     values.add("drain, one worker, all jobs before one follower", "jobs/s", fan_in).ratio = ratio(fan_in);
 
     let queue = arena.queue();
     let last = fan_out_and_in(arena, &queue, plan.jobs).await?;
-    let one = drained(arena, plan, &queue, &[last]).await?;
+    let one = drained(arena, plan, &queue, &[last], plan.jobs).await?;
     values.add("drain, one worker, one job before all, and one after", "jobs/s", one).ratio = ratio(one);
 
     let queue = arena.queue();
@@ -46,7 +46,7 @@ pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> a
         last.push(fan_out_and_in(arena, &queue, MEMBERS).await?);
     }
     arena.tenure.flush().await;
-    let many = drained(arena, plan, &queue, &last).await?;
+    let many = drained(arena, plan, &queue, &last, last.len() * MEMBERS).await?;
     values.add("drain, one worker, the same in groups of a hundred", "jobs/s", many).ratio = ratio(many);
     Ok(())
 }
@@ -60,7 +60,13 @@ async fn fan_out_and_in(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Resu
     Ok(graph.await?.id)
 }
 
-async fn drained(arena: &Arena, plan: &Plan, queue: &str, last: &[JobId]) -> anyhow::Result<f64> {
+async fn drained(
+    arena: &Arena,
+    plan: &Plan,
+    queue: &str,
+    last: &[JobId],
+    jobs: usize,
+) -> anyhow::Result<f64> {
     let worker = arena.worker(queue, plan.slots, WorkerMode::Decode)?;
     arena.workers_ready(queue, 1).await?;
     for last in last {
@@ -68,8 +74,8 @@ async fn drained(arena: &Arena, plan: &Plan, queue: &str, last: &[JobId]) -> any
     }
     drop(worker);
     let state = arena.state(queue).await?;
-    all_completed(&state, plan.jobs / MEMBERS * MEMBERS)?;
-    Ok(count(plan.jobs) / (state.last_finished - state.first_started))
+    all_completed(&state, jobs)?;
+    Ok(count(jobs) / (state.last_finished - state.first_started))
 }
 
 /// Measures plain jobs while many others are suspended, and how late these wake.

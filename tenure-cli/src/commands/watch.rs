@@ -65,9 +65,11 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
     loop {
         let update = tokio::select! {
             update = feeds.next() => update,
-            // How long a job has run goes on, even if it reports nothing.
-            _ = ticks.tick(), if screen.is_live => {
-                open.values().flatten().try_for_each(|job| screen.show(job))?;
+            // How long a job has run goes on, even if it reports nothing; and a group goes on while the row of its
+            // follower stays as it is.
+            _ = ticks.tick(), if screen.is_live || open.values().flatten().any(|job| job.is_held) => {
+                let waits = waits(tenure, open.values().flatten()).await;
+                open.values().flatten().try_for_each(|job| screen.show(job, waits.get(&job.id)))?;
                 continue;
             }
         };
@@ -82,7 +84,7 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
         };
         match &job {
             Some(job) => {
-                screen.show(job)?;
+                screen.show(job, waits(tenure, [job]).await.get(&job.id))?;
                 if matches!(update.status, Status::Failed | Status::Cancelled) {
                     worst = ExitCode::FAILURE;
                 }
@@ -103,6 +105,24 @@ pub(super) async fn run(cli: &Cli, tenure: &Tenure, ids: &[JobId]) -> anyhow::Re
         bail!("Postgres no longer shows job {id}; the log says why");
     }
     Ok(worst)
+}
+
+/// For what those of the jobs wait that are held: other jobs, and how many of these have ended; or events.
+async fn waits(tenure: &Tenure, jobs: impl IntoIterator<Item = &JobRow>) -> BTreeMap<JobId, String> {
+    let held: Vec<_> = jobs.into_iter().filter(|job| job.is_held).map(|job| job.id).collect();
+    let mut says = BTreeMap::<_, String>::new();
+    if held.is_empty() {
+        return says;
+    }
+    // Without an answer the line says what the row says.
+    for (job, waits) in tenure.waits_for(&held).await.unwrap_or_default() {
+        let text = says.entry(job).or_default();
+        if !text.is_empty() {
+            text.push_str("; ");
+        }
+        text.push_str(&waits.to_string());
+    }
+    says
 }
 
 /// A bar per job on a terminal, otherwise a line per change.
@@ -127,9 +147,12 @@ impl Screen {
         Self { output, is_live, bars, width: width().unwrap_or(WIDTH), shown: BTreeMap::new() }
     }
 
-    fn show(&mut self, job: &JobRow) -> anyhow::Result<()> {
+    fn show(&mut self, job: &JobRow, waits: Option<&String>) -> anyhow::Result<()> {
         let ran_for = ran_for(job, Utc::now()).map(|ran| print::seconds(ran.as_secs_f64()));
-        let text = summary(job, ran_for.filter(|_| self.is_live || job.status.is_finished()));
+        let mut text = summary(job, ran_for.filter(|_| self.is_live || job.status.is_finished()));
+        if let Some(waits) = waits.filter(|_| self.output == Output::Table) {
+            text = format!("{text} · {waits}");
+        }
         let name = format!("{} {} {}", job.id, job.queue, job.kind);
         let (bar, before) = self.shown.entry(job.id).or_insert_with(|| {
             let bar = self.is_live.then(|| Bar::new(&self.bars, &name, self.width));
