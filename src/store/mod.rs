@@ -187,6 +187,7 @@ parts! {
     "job/parts" "claim_won";
     "job/parts" "complete_forget";
     "job/parts" "complete_locked";
+    "job/parts" "complete_mine";
     "job/parts" "complete_move";
     "job/parts" "complete_move_told";
     "job/parts" "complete_taken";

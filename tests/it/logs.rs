@@ -120,8 +120,8 @@ async fn a_process_that_stays_logs_for_each_of_its_jobs() {
 /// On one thread, which has a subscriber of its own.
 #[tokio::test]
 async fn what_a_handler_logs_is_kept_if_the_worker_keeps_it() {
-    // With one subscriber in the process, `tracing` asks that of the thread that first meets a span: in a thread of another
-    // test, it is none, and the span stays off here, too. With two, it asks all.
+    // While a process has one subscriber, `tracing` asks the thread that first meets a span for its subscriber. The thread of
+    // another test has none, and so switches the span off here, too. While a process has two, `tracing` asks both.
     let _another = tracing::Dispatch::new(tracing_subscriber::registry());
     for keeps in [true, false] {
         let bench = bench_with(|config| config.job_logs = keeps).await;

@@ -8,7 +8,7 @@
 -- it and its answer was lost; otherwise another effect of the job has the name, or an earlier call committed while this
 -- one waited for its record, and a second call sees it. Without a row the job is not ours, or another transaction has
 -- locked its row: ask still_mine.sql. SKIP LOCKED: a transaction that holds one row must not hold up the others.
--- A claim id belongs to one claim of one job: see complete.sql. The update is HOT, as in progress.sql.
+-- A claim id belongs to one claim of one job: see progress.sql. The update is HOT, as in progress.sql.
 WITH mine AS MATERIALIZED (
     SELECT j.id, j.claim_id, j.fencing_token
       FROM tenure.jobs j

@@ -2,7 +2,7 @@
 --
 --   $1 ids  $2 the tokens among them  $3 claim ids
 --
--- A claim id belongs to one claim of one job: see complete.sql.
+-- A claim id belongs to one claim of one job: see progress.sql.
 -- A row without a claim id: this server is a standby, which may not know the claims yet.
 SELECT j.claim_id, j.cancel_requested_at IS NOT NULL AS cancel_requested
   FROM tenure.jobs j

@@ -4,7 +4,7 @@
 --
 -- One row a completed job. For a job without a row, ask settled_as.sql: a repeated completion under the same claim is
 -- the same completion; any other one comes from a stale worker.
--- A claim id belongs to one claim of one job: a row whose claim is among these is owned by that very claim.
+-- The claim of a row is compared with the one at its id's place: the ids are sorted, and none comes twice.
 -- One table and no join, as in claim.sql. The fast path: one pass over the rows. A handler's transaction may hold its
 -- row for long, and must not hold up the completions of all other jobs: after 100 ms the statement gives up (55P03),
 -- and complete_skip.sql completes the free rows. The limit ends with the statement, which is a transaction by itself.
@@ -16,10 +16,7 @@
 WITH done AS (
     DELETE FROM tenure.jobs j
      WHERE (SELECT set_config('lock_timeout', '100ms', true) || set_config('tenure.completes', 'on', true)) IS NOT NULL
-       AND j.id = ANY ($1::uuid[])
-       AND j.fencing_token = ANY ($2::bigint[])
-       AND j.claim_id = ($3::uuid[])[width_bucket(j.id, $1::uuid[])]
-       AND j.status = 'processing'
+-- include job/parts/complete_mine.sql
     RETURNING CASE WHEN $4::text[] IS NOT NULL
                    THEN ($4::text[])[width_bucket(j.id, $1::uuid[])] END AS output, j.*
 )

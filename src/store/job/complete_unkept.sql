@@ -11,10 +11,7 @@
 WITH done AS (
     DELETE FROM tenure.jobs j
      WHERE (SELECT set_config('lock_timeout', '100ms', true) || set_config('tenure.completes', 'on', true)) IS NOT NULL
-       AND j.id = ANY ($1::uuid[])
-       AND j.fencing_token = ANY ($2::bigint[])
-       AND j.claim_id = ($3::uuid[])[width_bucket(j.id, $1::uuid[])]
-       AND j.status = 'processing'
+-- include job/parts/complete_mine.sql
     RETURNING j.id, j.claim_id
 )
 -- include job/parts/complete_forget.sql

@@ -8,7 +8,7 @@
 -- SKIP LOCKED: a handler's transaction may hold its row for long, and must not hold up the heartbeats of all
 -- other jobs. The statement locks all rows, in order of id, before it writes one: otherwise a batch and a
 -- cancellation could wait for each other.
--- A claim id belongs to one claim of one job: see complete.sql. No join, as in claim.sql; and one array of reports, in
+-- A claim id belongs to one claim of one job: a row whose claim is among these is owned by that very claim. No join, as in claim.sql; and one array of reports, in
 -- which width_bucket finds a job's by halves. OFFSET 0 makes Postgres find it once, not four times. Of two reports of
 -- one job, the last is that of the higher token.
 -- No indexed column changes: the update is HOT.

@@ -72,7 +72,8 @@ async fn a_call_that_settles_an_edge_has_the_follower_looked_at_again() {
     assert!(!is_held(&bench, follower).await);
 }
 
-/// Two calls find the same follower ready. The second waits for the first one's row, and then finds it released.
+/// Two calls find the same follower ready. The second meets the first one's lock and leaves a note; the look that the note
+/// asks for finds the follower released.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_calls_that_find_a_follower_ready_one_releases_it() {
     let bench = bench().await;
@@ -169,7 +170,7 @@ async fn a_follower_that_no_look_has_found_is_noted_again() {
     assert!(!is_held(&bench, follower).await);
 }
 
-/// The time that never comes stands in an index. Whoever wakes one job does not go through all that are held.
+/// An index has the time that never comes. `wake_jobs` reads the jobs that it wakes, and no other that is held.
 #[tokio::test(flavor = "multi_thread")]
 async fn to_wake_one_job_reads_no_other_that_is_held() {
     let bench = bench().await;

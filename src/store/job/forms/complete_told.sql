@@ -8,10 +8,7 @@
 WITH done AS (
     DELETE FROM tenure.jobs j
      WHERE (SELECT set_config('lock_timeout', '100ms', true) || set_config('tenure.completes', 'on', true)) IS NOT NULL
-       AND j.id = ANY ($1::uuid[])
-       AND j.fencing_token = ANY ($2::bigint[])
-       AND j.claim_id = ($3::uuid[])[width_bucket(j.id, $1::uuid[])]
-       AND j.status = 'processing'
+-- include job/parts/complete_mine.sql
     RETURNING CASE WHEN $4::text[] IS NOT NULL
                    THEN ($4::text[])[width_bucket(j.id, $1::uuid[])] END AS output,
               ($5::text[])[width_bucket(j.id, $1::uuid[])]::jsonb AS report, j.*
