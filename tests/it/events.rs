@@ -111,16 +111,31 @@ async fn a_signal_between_the_wait_and_its_settle_is_not_lost() {
     running.stop().await;
 }
 
-/// The settle has locked the row: a signal waits for it, and finds the job held.
+/// The settle has written the row, and stops before its commit: both signals wait for it, find the job held, and wake it once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_during_the_settle_finds_the_job_held() {
     let bench = bench().await;
+    bench
+        .execute(
+            "CREATE FUNCTION public.stop() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$",
+        )
+        .await;
+    bench
+        .execute(
+            "CREATE TRIGGER stop AFTER UPDATE ON tenure.jobs FOR EACH ROW
+                 WHEN (OLD.status = 'processing' AND NEW.publish_at = '9999-01-01Z') EXECUTE FUNCTION public.stop()",
+        )
+        .await;
+    let mut gate = bench.pool.begin().await.unwrap();
+    sqlx::query("SELECT pg_advisory_xact_lock(7)").execute(&mut *gate).await.unwrap();
     let running = worker(&bench, approval);
     let job = enqueue(&bench).await;
-    until_held(&bench).await;
-    // A transaction has locked the row; two signals wait behind it, and one of them wakes the job.
-    let mut holds = bench.pool.begin().await.unwrap();
-    sqlx::query("SELECT FROM tenure.jobs FOR UPDATE").execute(&mut *holds).await.unwrap();
+    let waiting = |what: &str| {
+        format!("pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND {what}")
+    };
+    bench.until_count(&waiting("wait_event = 'advisory'"), 1).await;
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
     let signals = async {
         let (one, other) =
             tokio::join!(bench.tenure.signal(job, "approved", &1), bench.tenure.signal(job, "approved", &2));
@@ -129,11 +144,13 @@ async fn a_signal_during_the_settle_finds_the_job_held() {
         assert_eq!(answers, [Signalled::Delivered, Signalled::Known]);
     };
     let commit = async {
-        bench.until("(SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%tenure.signal%') = 2").await;
-        holds.commit().await.unwrap();
+        bench.until_count(&waiting("query LIKE '%tenure.signal%'"), 2).await;
+        gate.commit().await.unwrap();
     };
     tokio::join!(signals, commit);
     assert_eq!(bench.until_finished(job).await.status, Status::Completed);
+    let outcomes = bench.text("SELECT outcome FROM tenure.job_executions_all ORDER BY fencing_token").await;
+    assert_eq!(outcomes, "(snoozed)\n(completed)");
     running.stop().await;
 }
 

@@ -238,7 +238,7 @@ async fn what_can_never_be_redriven_cancels_a_follower_that_holds() {
     until_status(&bench, second.jobs[0], "failed").await;
     bench.until_count("tenure.job_edges WHERE state = 'failed'", 1).await;
     running.stop().await;
-    bench.execute("DELETE FROM tenure.dead_letter_jobs").await;
+    assert_eq!(bench.tenure.purge_dead_jobs(&second.jobs[..1]).await.unwrap(), 1);
     assert!(is_held(&bench, second.id).await);
     bench.execute("SELECT tenure.mend_groups('00000000-0000-0000-0000-000000000000', 10)").await;
     release(&bench).await;
@@ -297,6 +297,36 @@ async fn cancelling_a_group_reaches_each_of_its_jobs() {
         assert_eq!(release(&bench).await, 0);
     }
     assert_eq!(bench.count("tenure.jobs").await, 1);
+}
+
+/// Members that run are asked to stop, one that has completed stays as it is, and nothing starts afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn cancelling_a_group_reaches_members_that_run() {
+    let bench = bench().await;
+    let part = async |payload: Value, ctx: JobContext| {
+        if payload["n"] == json!(0) {
+            return Ok(json!(0));
+        }
+        ctx.cancelled().await;
+        Err(JobError::msg("stopped"))
+    };
+    let worker = Worker::builder(&bench.tenure).handle_kind("part", KindOptions::new().keepalive(), part);
+    let running = Running::start(worker.concurrency("q", 3));
+    let parts = (0..6).map(|n| job("part", json!({ "n": n })));
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    bench.until_finished(group.jobs[0]).await;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 3).await;
+    let cancelled = bench.tenure.cancel_group(group.jobs[5]).await.unwrap();
+    let said = |of: fn(&CancelOutcome) -> bool| cancelled.iter().filter(|(_, outcome)| of(outcome)).count();
+    // The follower and two members that waited; three that ran.
+    assert_eq!(said(|outcome| *outcome == CancelOutcome::Cancelled), 3, "{cancelled:?}");
+    assert_eq!(said(|outcome| matches!(outcome, CancelOutcome::Asked { .. })), 3, "{cancelled:?}");
+    bench.until_count("tenure.jobs", 0).await;
+    let ended = "SELECT status, count(*) FROM tenure.all_jobs GROUP BY 1 ORDER BY 1";
+    assert_eq!(bench.text(ended).await, "(cancelled,6)\n(completed,1)");
+    assert_eq!(bench.count("tenure.job_executions_all").await, 4);
+    bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -399,6 +429,8 @@ async fn a_worker_that_dies_between_an_end_and_its_release_leaves_no_follower_be
         .unwrap();
     std::fs::write(go, "").unwrap();
     assert_eq!(victim.wait().await, None, "killed by the signal:\n{}", victim.log());
+    // What it had sent is over, too.
+    bench.until_count("pg_stat_activity WHERE datname = current_database() AND query LIKE '%release_followers%' AND state = 'active' AND pid <> pg_backend_pid()", 0).await;
     holds.rollback().await.unwrap();
     assert!(is_held(&bench, group.id).await);
     let running = worker(&bench.tenure);
@@ -411,11 +443,42 @@ async fn a_follower_in_a_queue_with_lanes_waits_for_its_lane_too() {
     for lanes in [Lanes::new().running(1), Lanes::new().ordered()] {
         let bench = bench().await;
         bench.tenure.put_lanes("q", lanes).await.unwrap();
+        let blocks = bench.tenure.enqueue(job("waits", json!({})).lane("a")).await.unwrap().id;
+        let (gate, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+        let waits = {
+            let (gate, go) = (gate.clone(), go.clone());
+            move |_: Value, _: JobContext| {
+                let (gate, go) = (gate.clone(), go.clone());
+                async move {
+                    gate.notify_one();
+                    go.notified().await;
+                    Ok::<_, JobError>(json!("went"))
+                }
+            }
+        };
+        let blocker =
+            Worker::builder(&bench.tenure).handle_kind("waits", KindOptions::new().keepalive(), waits);
+        let blocker = Running::start(blocker.concurrency("q", 1));
+        gate.notified().await;
+        assert_eq!(status(&bench, blocks).await, "processing");
+        let parts = (0..3).map(|n| job("part", json!({ "n": n })).lane(format!("part {n}")));
+        let group = bench.tenure.group(parts).then(job("merge", json!({})).lane("a")).await.unwrap();
+        let running = worker(&bench.tenure);
+        // Its members have ended, and it waits in its lane.
+        bench
+            .until_count(&format!("tenure.lane_jobs WHERE job_id = '{}' AND due_at <= now()", group.id), 1)
+            .await;
+        bench.execute("SELECT tenure.tend_lanes(10, true)").await;
+        assert_eq!(bench.count(&format!("tenure.lane_jobs WHERE job_id = '{}'", group.id)).await, 1);
+        assert_eq!(bench.count("tenure.jobs WHERE status = 'processing'").await, 1);
+        go.notify_one();
+        let row = bench.until_finished(group.id).await;
+        assert_eq!(row.output, Some(json!({"outputs": [0, 1, 2], "failed": 0})));
+        blocker.stop().await;
+        // A held one does not keep back one that comes later.
         let parts = (0..3).map(|n| job("part", json!({ "n": n })).lane("a"));
         let group = bench.tenure.group(parts).then(job("merge", json!({})).lane("a")).await.unwrap();
-        // It does not keep back one that comes later.
         let later = bench.tenure.enqueue(job("part", json!({"n": 7})).lane("a")).await.unwrap().id;
-        let running = worker(&bench.tenure);
         assert_eq!(bench.until_finished(later).await.status, Status::Completed);
         let row = bench.until_finished(group.id).await;
         assert_eq!(row.output, Some(json!({"outputs": [0, 1, 2], "failed": 0})));

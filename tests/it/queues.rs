@@ -233,7 +233,7 @@ async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() 
 }
 
 /// The claim of a limited queue, by hand. `text` is the statement, or one with a stop in it.
-async fn claim_by<'c>(
+pub async fn claim_by<'c>(
     connection: impl sqlx::PgExecutor<'c>,
     text: &str,
     jobs: &[uuid::Uuid],
