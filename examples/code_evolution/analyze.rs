@@ -1,13 +1,16 @@
-//! The job: analyzes one repository's history, from its first commit on.
+//! The analysis of one repository's history, from its first commit on: in one job, or in jobs for its parts.
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
-use git2::{Commit, DiffOptions, FetchOptions, Patch, RemoteCallbacks, Repository, Sort, build::RepoBuilder};
+use git2::{
+    Commit, DiffOptions, FetchOptions, Oid, Patch, RemoteCallbacks, Repository, Sort, build::RepoBuilder,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgPool;
@@ -28,6 +31,39 @@ pub(crate) struct AnalyzeRepo {
 impl Job for AnalyzeRepo {
     const KIND: &'static str = "code_evolution";
     const QUEUE: &'static str = "repos";
+}
+
+/// Clone a repository, or fetch what is new, and count its commits.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct CloneRepo {
+    pub repo: String,
+}
+
+impl Job for CloneRepo {
+    const KIND: &'static str = "code_evolution.clone";
+    const QUEUE: &'static str = "repos";
+}
+
+/// Analyze a part of the commits that the clone before it has counted.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct AnalyzePart {
+    pub repo: String,
+    /// From 0.
+    pub part: usize,
+    /// How many parts there are.
+    pub of: usize,
+}
+
+impl Job for AnalyzePart {
+    const KIND: &'static str = "code_evolution.part";
+    const QUEUE: &'static str = "repos";
+}
+
+/// What [`CloneRepo`] leaves: the parts walk the same history, also if a commit comes meanwhile.
+#[derive(Debug, Serialize, Deserialize)]
+struct Cloned {
+    head: String,
+    commits: usize,
 }
 
 /// The handlers' shared state.
@@ -88,18 +124,38 @@ enum Step {
     Checkpoint(Box<Evolution>),
 }
 
-/// The handler.
 pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
-    ctx.progress("opening", 0.0, &job.repo).await?;
-    let resumed: Evolution = ctx.checkpoint().unwrap_or_default();
-    let resumed_at = resumed.commits;
-    let repo = job.repo.clone();
-    let clones = ctx.state().clones.clone();
+    analyze_some(&job.repo, None, &ctx).await
+}
 
-    // libgit2 blocks: it walks on a separate thread, and stops when the handler drops the receiver.
-    let (steps, mut walked) = mpsc::channel(64);
-    let walk = tokio::task::spawn_blocking(move || walk(&repo, &clones, resumed, &steps));
-    while let Some(step) = walked.recv().await {
+pub(crate) async fn part(job: AnalyzePart, ctx: JobContext<App>) -> Result<Outcome, JobError> {
+    let Cloned { head, commits } = ctx.outputs().await?.pop().ok_or("the clone has left nothing")?;
+    let size = commits.div_ceil(job.of);
+    let from = (job.part * size).min(commits);
+    let some = Some((Oid::from_str(&head)?, from..(from + size).min(commits)));
+    analyze_some(&job.repo, some, &ctx).await
+}
+
+pub(crate) async fn clone(job: CloneRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
+    ctx.progress("opening", 0.0, &job.repo).await?;
+    let clones = ctx.state().clones.clone();
+    let cloned = on_a_thread(&ctx, move |steps| {
+        let repository = open(&job.repo, &clones, steps)?;
+        let head = repository.head()?.peel_to_commit().context("the repository has no commits")?.id();
+        Ok(Cloned { commits: commits(&repository, head)?.len(), head: head.to_string() })
+    });
+    Outcome::done(cloned.await?)
+}
+
+/// Runs work of libgit2, which blocks, on a separate thread, and reports its steps. It stops when the handler is dropped,
+/// and with it the receiver.
+async fn on_a_thread<T: Send + 'static>(
+    ctx: &JobContext<App>,
+    work: impl FnOnce(&mpsc::Sender<Step>) -> anyhow::Result<T> + Send + 'static,
+) -> Result<T, JobError> {
+    let (steps, mut done) = mpsc::channel(64);
+    let work = tokio::task::spawn_blocking(move || work(&steps));
+    while let Some(step) = done.recv().await {
         match step {
             Step::Commit { n, of } => {
                 #[expect(clippy::cast_precision_loss, reason = "a percentage")]
@@ -112,7 +168,20 @@ pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Ou
             Step::Checkpoint(evolution) => ctx.save_checkpoint(&evolution).await?,
         }
     }
-    let last = walk.await??;
+    Ok(work.await??)
+}
+
+/// Walks all commits, or these of the history of this head.
+async fn analyze_some(
+    repo: &str,
+    some: Option<(Oid, Range<usize>)>,
+    ctx: &JobContext<App>,
+) -> Result<Outcome, JobError> {
+    ctx.progress("opening", 0.0, repo).await?;
+    let resumed: Evolution = ctx.checkpoint().unwrap_or_default();
+    let resumed_at = resumed.commits;
+    let (of, clones) = (repo.to_owned(), ctx.state().clones.clone());
+    let last = on_a_thread(ctx, move |steps| walk(&of, some, &clones, resumed, steps)).await?;
 
     let report = report(&last);
     let summary = json!({
@@ -121,7 +190,7 @@ pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Ou
         "languages": report["languages"],
         "hottest_files": report["hottest_files"],
     });
-    let (id, token, repo) = (ctx.id(), ctx.token(), job.repo.clone());
+    let (id, token, repo) = (ctx.id(), ctx.token(), repo.to_owned());
     let commits = i32::try_from(last.commits)?;
     let here = i32::try_from(last.commits.saturating_sub(resumed_at))?;
     // Checks the fence in the same transaction: a worker that lost the job writes no result.
@@ -146,19 +215,33 @@ pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Ou
     Outcome::done(summary)
 }
 
-/// Walks the first-parent history, so that the lines of a merged branch are counted once.
+/// The first-parent history, so that the lines of a merged branch are counted once. The oldest commit first.
+fn commits(repository: &Repository, head: Oid) -> anyhow::Result<Vec<Oid>> {
+    let mut walk = repository.revwalk()?;
+    walk.push(head)?;
+    walk.simplify_first_parent()?;
+    walk.set_sorting(Sort::TOPOLOGICAL | Sort::REVERSE)?;
+    Ok(walk.collect::<Result<_, _>>()?)
+}
+
 fn walk(
     repo: &str,
+    some: Option<(Oid, Range<usize>)>,
     clones: &Path,
     mut evolution: Evolution,
     steps: &mpsc::Sender<Step>,
 ) -> anyhow::Result<Evolution> {
     let repository = open(repo, clones, steps)?;
-    let mut walk = repository.revwalk()?;
-    walk.push_head().context("the repository has no commits")?;
-    walk.simplify_first_parent()?;
-    walk.set_sorting(Sort::TOPOLOGICAL | Sort::REVERSE)?;
-    let commits = walk.collect::<Result<Vec<_>, _>>()?;
+    let commits = match some {
+        Some((head, part)) => {
+            let of_all = commits(&repository, head)?;
+            of_all.get(part).context("the history is shorter than when it was counted")?.to_vec()
+        }
+        None => {
+            let head = repository.head()?.peel_to_commit().context("the repository has no commits")?.id();
+            commits(&repository, head)?
+        }
+    };
     let point_every = commits.len().div_ceil(TIMELINE_POINTS).max(1);
     let mut saved_at = Instant::now();
     for oid in commits.iter().skip(evolution.commits) {

@@ -14,11 +14,11 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use sqlx::{PgPool, Row};
-use tenure::{Config, JobId, Status, Tenure, dev::Servers, groups::Signalled, rows::JobFilter};
+use tenure::{Config, Job, JobId, Status, Tenure, dev::Servers, groups::Signalled, rows::JobFilter};
 
 use crate::{
-    analyze::{AnalyzeRepo, App},
-    report::{APPROVED, Approval, MergeResults, PublishReport},
+    analyze::{AnalyzePart, AnalyzeRepo, App},
+    report::{self, APPROVED, Approval},
     repositories,
 };
 
@@ -174,8 +174,8 @@ pub(crate) async fn run() -> anyhow::Result<ExitCode> {
         workers.push(Worker::start(name, folder.path(), &urls)?);
     }
     let jobs = enqueue(&tenure, &pool, &urls[1].1, &names).await?;
-    // Besides the analyses, the two jobs that follow some of them.
-    let expected = names.len() + 2;
+    // Those of plain messages have their ids from the workers.
+    let expected = jobs.len() + names.len() / 3;
     let shown = show(&tenure, &pool, &mut workers, &jobs, expected).await;
     if let Err(error) = &shown {
         println!("\nthe demo failed: {error:#}");
@@ -228,15 +228,12 @@ async fn enqueue(
     tx.commit().await?;
     println!("enqueued {} in a transaction, with a row of our own", first.len());
 
-    let graph = tenure.graph();
-    let analyses: Vec<_> = second.iter().map(|name| graph.add(AnalyzeRepo { repo: name.clone() })).collect();
-    let merge = graph.add(MergeResults {}).after(&analyses);
-    let publish = graph.add(PublishReport {}).after([&merge]);
-    graph.await?;
-    jobs.extend(analyses.iter().zip(second).map(|(node, name)| (node.id(), short(name))));
-    jobs.extend([(merge.id(), "merge".to_owned()), (publish.id(), PUBLISH.to_owned())]);
+    let named: Vec<_> = second.iter().map(|name| (name.clone(), short(name))).collect();
+    let report = report::enqueue(tenure, &named).await?;
+    jobs.extend(report.jobs);
+    jobs.push((report.publish, PUBLISH.to_owned()));
     println!(
-        "enqueued {} by the library, with a job that merges them and one that publishes the result",
+        "enqueued a graph for {}: clone, analyze by parts, merge, and publish once it is approved",
         second.len()
     );
 
@@ -250,7 +247,8 @@ async fn enqueue(
     Ok(jobs)
 }
 
-/// Runs the demo: kills one worker in the middle, freezes another for longer than `stale_after`.
+/// Runs the demo: kills one worker in the middle of a job of the graph, and freezes another there for longer than
+/// `stale_after`.
 async fn show(
     tenure: &Tenure,
     pool: &PgPool,
@@ -270,7 +268,8 @@ async fn show(
         screen.show(jobs, &rows);
         let midway = |row: &&tenure::rows::JobRow| {
             let ran_for = row.last_activity_at.zip(row.started_at).map(|(last, started)| last - started);
-            row.status == Status::Processing
+            row.kind == AnalyzePart::KIND
+                && row.status == Status::Processing
                 && row.progress.is_some_and(|percent| (15.0..80.0).contains(&percent))
                 && ran_for.is_some_and(|ran| ran > chrono::TimeDelta::seconds(1))
         };
@@ -282,7 +281,7 @@ async fn show(
         if killed.is_none() {
             if let Some((index, owner, _)) = rows.iter().filter(midway).find_map(owner_of) {
                 screen.say(&format!(
-                    "SIGKILL for {} ({owner}), in the middle of its jobs",
+                    "SIGKILL for {} ({owner}), in the middle of a part of the graph",
                     workers[index].name
                 ));
                 workers[index].process.kill()?;
@@ -351,7 +350,8 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
         "by the last attempt",
     ]);
     let rows = sqlx::query(
-        "SELECT coalesce(j.payload->>'repo', j.kind) AS repo,
+        "SELECT coalesce(j.payload->>'repo' || coalesce(': part ' || (j.payload->>'part')::int + 1,
+                         CASE j.kind WHEN 'code_evolution.clone' THEN ': clone' END, ''), j.kind) AS repo,
                 CASE jsonb_typeof(j.output) WHEN 'object' THEN j.output->>'commits' END AS commits, j.status,
                 (SELECT string_agg(coalesce(outcome, 'running'), ', ' ORDER BY fencing_token)
                    FROM tenure.job_executions_all e WHERE e.job_id = j.id) AS attempts,
@@ -399,18 +399,27 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
             "every result was written by the attempt that owned the job then",
             "SELECT count(*) FILTER (WHERE e.job_id IS NULL
                                         OR r.written_at < e.started_at OR r.written_at > e.finished_at) = 0
-                    AND count(DISTINCT r.job_id) = $1 - 2
+                    AND $1 > 0 AND count(DISTINCT r.job_id) = (
+                        SELECT count(*) FROM tenure.all_jobs WHERE kind IN ('code_evolution', 'code_evolution.part'))
                FROM code_evolution.results r
                LEFT JOIN tenure.job_executions_all e USING (job_id, fencing_token)",
         ),
         (
-            "the merge has the sums of the analyses before it, and was published once it was approved",
+            "the parts have all commits that the clones counted, and the merge has their sums; it was published once it was approved",
             "SELECT count(*) = 1 AND $1 > 0 AND bool_and((m.output->>'commits')::int = (
                         SELECT sum((a.output->>'commits')::int)
                           FROM tenure.job_edges e JOIN tenure.all_jobs a ON a.id = e.before WHERE e.after = m.id)
+                    AND (m.output->>'commits')::int = (
+                        SELECT sum((c.output->>'commits')::int) FROM tenure.all_jobs c WHERE c.kind = 'code_evolution.clone')
                     AND (SELECT p.output #>> '{}' LIKE '%, approved by the demo' FROM tenure.all_jobs p
                           WHERE p.kind = 'code_evolution.publish'))
                FROM tenure.all_jobs m WHERE m.kind = 'code_evolution.merge'",
+        ),
+        (
+            "a worker was killed, and one frozen, in the middle of a part of the graph",
+            "SELECT count(DISTINCT owner_before) >= 2 AND $1 > 0
+               FROM tenure.recovery_events r JOIN tenure.all_jobs j ON j.id = r.job_id
+              WHERE event = 'reset' AND j.kind = 'code_evolution.part'",
         ),
         (
             "recovery reset jobs of at least two silent workers",

@@ -1,13 +1,14 @@
 //! A code evolution analyzer, the use case that tenure was written for.
 //!
 //! It opens or clones a repository, walks its history from the first commit, and computes lines by language,
-//! hottest files and churn by author. Some of these analyses are merged by a job that follows them, and published by
-//! one that waits for a person's approval. `cargo run --all-features --example code_evolution -- demo` runs the
-//! demo: private servers, three workers, one killed and one frozen in the middle.
+//! hottest files and churn by author: in one job for each repository, or as a graph of jobs that clone, analyze by parts,
+//! merge, and publish the result once a person has approved it. `cargo run --all-features --example code_evolution -- demo`
+//! runs the demo: private servers, three workers, one killed and one frozen in the middle of the graph.
 //!
 //! ```text
 //! code_evolution work              a worker, with the settings of the environment
 //! code_evolution enqueue REPO…     jobs for these repositories: paths or URLs
+//! code_evolution report REPO…      a graph of jobs for these repositories; `tenure jobs signal ID approved '{"by": "you"}'` approves it
 //! code_evolution demo              what `make demo` runs
 //! ```
 
@@ -21,7 +22,7 @@ use std::process::ExitCode;
 use tenure::{Config, Tenure, Worker};
 use tracing_subscriber::EnvFilter;
 
-use analyze::{AnalyzeRepo, App, analyze};
+use analyze::{AnalyzeRepo, App};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
@@ -36,7 +37,9 @@ async fn main() -> anyhow::Result<ExitCode> {
             let app = App::connect().await?;
             Worker::builder(&tenure)
                 .state(app)
-                .handle(analyze)
+                .handle(analyze::analyze)
+                .handle(analyze::clone)
+                .handle(analyze::part)
                 .handle(report::merge)
                 .handle(report::publish)
                 .concurrency("repos", 2)
@@ -51,9 +54,16 @@ async fn main() -> anyhow::Result<ExitCode> {
             }
             tenure.close().await;
         }
+        ["report", repositories @ ..] if !repositories.is_empty() => {
+            let tenure = Tenure::connect(&Config::from_env()?).await?;
+            let repositories: Vec<_> =
+                repositories.iter().map(|repo| ((*repo).to_owned(), (*repo).to_owned())).collect();
+            println!("{}", report::enqueue(&tenure, &repositories).await?.publish);
+            tenure.close().await;
+        }
         ["demo"] => return demo::run().await,
         _ => {
-            eprintln!("usage: code_evolution work | enqueue REPO… | demo");
+            eprintln!("usage: code_evolution work | enqueue REPO… | report REPO… | demo");
             return Ok(ExitCode::from(2));
         }
     }

@@ -1,11 +1,15 @@
-//! The jobs that follow: merges what the analyses have left, and publishes it once a person has approved it.
+//! The graph of a report: clones repositories, analyzes each by parts, merges what the parts have left, and publishes it
+//! once a person has approved it.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tenure::{Job, JobContext, JobError, Outcome};
+use tenure::{EnqueueError, Job, JobContext, JobError, JobId, Outcome, Tenure};
 
-use crate::analyze::App;
+use crate::analyze::{AnalyzePart, App, CloneRepo};
+
+/// How many jobs analyze one repository.
+const PARTS: usize = 2;
 
 /// The event that [`publish`] waits for.
 pub(crate) const APPROVED: &str = "approved";
@@ -34,6 +38,35 @@ pub(crate) struct Summary {
     pub(crate) commits: usize,
     pub(crate) lines: i64,
     languages: BTreeMap<String, i64>,
+}
+
+/// A report whose jobs are enqueued.
+pub(crate) struct Report {
+    /// The jobs that end without a person, each with a name.
+    pub(crate) jobs: Vec<(JobId, String)>,
+    /// The one that waits for an approval.
+    pub(crate) publish: JobId,
+}
+
+/// Enqueues the jobs of a report about these repositories, each with a name: all of them or none.
+pub(crate) async fn enqueue(tenure: &Tenure, repos: &[(String, String)]) -> Result<Report, EnqueueError> {
+    let graph = tenure.graph();
+    let (mut jobs, mut parts) = (vec![], vec![]);
+    for (repo, name) in repos {
+        let cloned = graph.add(CloneRepo { repo: repo.clone() });
+        jobs.push((cloned.id(), format!("{name}: clone")));
+        for part in 0..PARTS {
+            let part_of = AnalyzePart { repo: repo.clone(), part, of: PARTS };
+            let node = graph.add(part_of).after([&cloned]);
+            jobs.push((node.id(), format!("{name}: part {}", part + 1)));
+            parts.push(node);
+        }
+    }
+    let merge = graph.add(MergeResults {}).after(&parts);
+    jobs.push((merge.id(), "merge".to_owned()));
+    let publish = graph.add(PublishReport {}).after([&merge]).id();
+    graph.await?;
+    Ok(Report { jobs, publish })
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,4 +1,4 @@
-//! The example, killed at 60 %: the next attempt resumes from the last checkpoint.
+//! The example: killed at 60 %, the next attempt resumes from the last checkpoint; its graph finds what one job finds.
 
 use tenure::Status;
 
@@ -87,4 +87,33 @@ async fn the_example_killed_at_60_percent_resumes_and_repeats_less_than_half() {
     let saved = saved as f64;
     assert!((resumed_at - saved).abs() < 0.5, "from the checkpoint");
     assert!(killed_at < 99.0 && repeated < 0.5, "killed at {killed_at}, resumed at {resumed_at}");
+}
+
+/// The graph of the example finds in the parts what the job that walks all commits finds.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_report_of_parts_is_that_of_the_whole_and_waits_for_its_approval() {
+    let program = built(&["code_evolution"]).await.join("code_evolution");
+    let bench = bench().await;
+    let repo = bench.config.runtime_dir.join("repo");
+    let path = repo.clone();
+    tokio::task::spawn_blocking(move || repositories::make(&path, 7, 500).unwrap()).await.unwrap();
+    let _worker = start(&bench, &program);
+    let enqueue = async |what: &str| -> tenure::JobId {
+        let mut enqueue = tokio::process::Command::new(&program);
+        enqueue.args([what, repo.to_str().unwrap()]).envs(bench.environment());
+        let said = enqueue.output().await.unwrap();
+        String::from_utf8(said.stdout).unwrap().trim().parse().unwrap()
+    };
+    let (whole, publish) = (enqueue("enqueue").await, enqueue("report").await);
+    let whole = bench.until_finished(whole).await.output.unwrap();
+    bench.until("EXISTS (SELECT FROM tenure.effects WHERE step_kind = 'awaited' AND key = 'approved')").await;
+    let merged: serde_json::Value =
+        bench.value("SELECT output FROM tenure.job_history WHERE kind = 'code_evolution.merge'").await;
+    for what in ["commits", "lines", "languages"] {
+        assert_eq!(merged[what], whole[what], "{what}");
+    }
+    let approval = bench.program(&["jobs", "signal", &publish.to_string(), "approved", r#"{"by": "ann"}"#]);
+    assert!({ approval }.status().await.unwrap().success());
+    let said = bench.until_finished(publish).await.output.unwrap();
+    assert_eq!(said, format!("{} lines in 500 commits, approved by ann", merged["lines"]));
 }
