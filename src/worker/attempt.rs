@@ -209,6 +209,9 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             Verdict::Written | Verdict::Lost => "complete",
         };
         if let Some(logs) = &self.handlers.logs {
+            if says_done {
+                job.steps.log_uncalled(&job.log);
+            }
             logs.write_last(&job).await;
         }
         let told = job.is_lost();

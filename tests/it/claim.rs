@@ -235,6 +235,9 @@ async fn a_token_without_the_claim_id_writes_nothing() {
         let step =
             step.bind(vec![claim]).bind(vec!["a"]).bind(vec!["step"]).bind(vec!["1"]).bind(vec![0.0_f64]);
         assert_eq!(step.fetch_all(&bench.pool).await.unwrap().len(), 0, "record_steps {token} {claim}");
+        let awaits = sqlx::query(statement("await_event")).bind(job).bind(token).bind(claim);
+        let awaits = awaits.bind("approved").bind(Some(60.0)).fetch_one(&bench.pool).await.unwrap();
+        assert_eq!(awaits.get::<&str, _>("answer"), "lost", "await_event {token} {claim}");
         for name in ["fence", "lock_job", "complete_one"] {
             let mut query = sqlx::query(statement(name)).bind(job).bind(token).bind(claim);
             if name.starts_with("complete") {

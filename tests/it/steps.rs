@@ -183,3 +183,30 @@ async fn the_steps_of_a_dead_letter_are_done_when_it_is_redriven() {
     assert_eq!(bench.until_finished(job).await.output, Some(json!(7)));
     running.stop().await;
 }
+
+/// A deploy has renamed a step while the job slept: the new name runs, and the old one is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renamed_step_runs_again_and_the_log_names_the_old_one() {
+    let bench = bench_with(|config| config.job_logs = true).await;
+    let step = |name: &'static str| {
+        async move |_: Value, ctx: JobContext| {
+            ctx.step("kept", async || Ok(1)).await?;
+            let fetched: i64 = ctx.step(name, async || Ok(2)).await?;
+            let _: Value = ctx.event("go").await?;
+            Ok(json!(fetched))
+        }
+    };
+    let before = worker(&bench, step("fetch"));
+    let job = enqueue(&bench).await;
+    bench.until_count("tenure.jobs WHERE status = 'queued' AND publish_at = '9999-01-01Z'", 1).await;
+    before.stop().await;
+    let after = worker(&bench, step("download"));
+    bench.tenure.signal(job, "go", &()).await.unwrap();
+    assert_eq!(bench.until_finished(job).await.output, Some(json!(2)));
+    let logs = bench.tenure.job_logs(job).await.unwrap();
+    let lines: Vec<_> = logs.iter().flat_map(|log| log.text.lines()).collect();
+    assert_eq!(lines, [r#"completed without these recorded steps: ["fetch"]; a renamed step has run again"#]);
+    let steps = bench.text("SELECT key FROM tenure.effects WHERE step_kind = 'step' ORDER BY key").await;
+    assert_eq!(steps, "(download)\n(fetch)\n(kept)");
+    after.stop().await;
+}

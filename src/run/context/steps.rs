@@ -30,7 +30,7 @@ use super::{ContextError, JobContext, WITHOUT_END};
 use crate::{
     job::{JobError, causes, check_key, codec::Part, unstorable},
     observe::metrics,
-    run::{running::Steps, settle::DELAY_MAX},
+    run::{log::Tail, running::Steps, settle::DELAY_MAX},
     store::{
         Recorded, Recording, Step, StepWrite, Store, StoreError,
         batch::{Batcher, halve},
@@ -386,6 +386,16 @@ pub(super) fn taken(name: &str) -> JobError {
 }
 
 impl Steps {
+    /// Names the recorded steps that the handler has not called in the log of the job, where who looks at it sees them.
+    pub(crate) fn log_uncalled(&self, log: &Tail) {
+        let uncalled = self.uncalled();
+        if !uncalled.is_empty() {
+            log.push(&format!(
+                "completed without these recorded steps: {uncalled:?}; a renamed step has run again"
+            ));
+        }
+    }
+
     /// Names the recorded steps that the handler has not called: its code may have been changed.
     pub(crate) fn warn_of_uncalled(&self) {
         let uncalled = self.uncalled();

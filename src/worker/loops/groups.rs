@@ -18,8 +18,8 @@ use crate::{
 
 /// How often the worker with the turn begins to look for ends that were not noted, and for groups that are gone.
 const TENDED_EVERY: Duration = Duration::from_secs(10);
-/// The most statements of one such look; the next one goes on.
-const STATEMENTS_MAX: usize = 20;
+/// How long one such look takes; the next one goes on. At 50 µs a held follower it covers some 10,000.
+const LOOK_MAX: Duration = Duration::from_millis(500);
 
 /// Releases the followers of jobs that this worker has ended.
 #[derive(Clone)]
@@ -83,15 +83,17 @@ impl Work for TendGroups {
 
 /// Looks at a part of all followers, from where the last look ended.
 async fn look(store: &Store, mended: &mut Uuid, swept: &mut Uuid) -> Result<(), StoreError> {
-    for _ in 0..STATEMENTS_MAX {
+    let began_at = Instant::now();
+    loop {
         *mended = groups::mend(store, *mended).await?;
-        if mended.is_nil() {
+        if mended.is_nil() || began_at.elapsed() > LOOK_MAX {
             break;
         }
     }
-    for _ in 0..STATEMENTS_MAX {
+    let began_at = Instant::now();
+    loop {
         *swept = groups::sweep(store, *swept).await?;
-        if swept.is_nil() {
+        if swept.is_nil() || began_at.elapsed() > LOOK_MAX {
             break;
         }
     }

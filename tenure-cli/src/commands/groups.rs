@@ -55,7 +55,8 @@ pub(super) async fn graph(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Resu
     }
     print::line(rows);
     let ended = group.jobs.iter().filter(|job| job.has_ended()).count();
-    print::line(format!("\n{ended} of {} jobs have ended", group.jobs.len()));
+    let of = if group.is_cut { "of the first" } else { "of" };
+    print::line(format!("\n{ended} {of} {} jobs have ended", group.jobs.len()));
     if group.is_cut || group.jobs.len() > SHOWN_MAX {
         eprintln!("the group is larger than this table; --output json has more of it");
     }

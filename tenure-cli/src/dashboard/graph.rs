@@ -177,7 +177,10 @@ pub(super) async fn page(view: &View, _: &Ask, id: &str) -> Result<Page, Failure
         section.panel #graph {
             header {
                 h2 { "Jobs" }
-                p { (number(ended as u64)) " of " (number(group.jobs.len() as u64)) " have ended" }
+                p {
+                    (number(ended as u64)) " of " @if group.is_cut { "the first " }
+                    (number(group.jobs.len() as u64)) " have ended"
+                }
             }
             @if drawing.boxes.len() > BOXES_MAX {
                 div.empty {
@@ -202,7 +205,7 @@ pub(super) async fn page(view: &View, _: &Ask, id: &str) -> Result<Page, Failure
         }
         (live.put("graph", drawn))
     };
-    let is_over = ended == group.jobs.len();
+    let is_over = ended == group.jobs.len() && !group.is_cut;
     Ok(live.page("Group of a job", "jobs", body).finally(is_over))
 }
 

@@ -101,3 +101,20 @@ async fn a_person_signals_an_event_on_the_page_of_the_job_that_waits_for_it() {
     assert_eq!(browser.value("document.querySelector('#job-events').hidden").await, json!(true));
     running.stop().await;
 }
+
+/// Of a large group the page reads the oldest waits, says so, and stays live.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_a_group_that_is_read_in_part_does_not_say_that_all_have_ended() {
+    let bench = calm().await;
+    let graph = bench.tenure.graph();
+    let first = graph.add(JobRequest::new("q", "fetch", json!(1)));
+    for _ in 0..20_001 {
+        drop(graph.add(JobRequest::new("q", "score", json!(1))).after([&first]));
+    }
+    let id = first.id();
+    graph.await.unwrap();
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let page = dashboard.get(&format!("/jobs/{id}/graph")).await.body;
+    assert!(page.contains("0 of the first 20,001 have ended") && page.contains("score × 20,000"), "{page}");
+    assert!(page.contains("The group has more jobs than these."), "{page}");
+}
