@@ -13,6 +13,7 @@ use sqlx::{AssertSqlSafe, PgPool};
 use tenure::Tenure;
 
 use crate::{
+    graphs::PENDING,
     nemesis::Nemesis,
     process::{Death, Journal},
 };
@@ -31,8 +32,8 @@ where
 pub async fn everything_ended(pool: &PgPool, nemesis: &Nemesis, within: Duration) -> Option<Duration> {
     let began = Instant::now();
     while began.elapsed() < within {
-        let live: Result<i64, _> =
-            sqlx::query_scalar("SELECT count(*) FROM tenure.jobs").fetch_one(pool).await;
+        let sql = format!("SELECT (SELECT count(*) FROM tenure.jobs) + {PENDING}");
+        let live: Result<i64, _> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(pool).await;
         if live.is_ok_and(|live| live == 0) && nemesis.messages().await == Some(0) {
             return Some(began.elapsed());
         }
@@ -112,6 +113,37 @@ const NEVER: &[Never] = &[
         what: "jobs that a server can read although they are sealed",
         found: "SELECT id FROM chaos.found WHERE kind = 'hidden' AND NOT is_sealed",
         breaks: "UPDATE chaos.found SET is_sealed = false WHERE kind = 'hidden'",
+    },
+    Never {
+        what: "jobs that heard another answer than the one that was delivered, or none",
+        found: "SELECT n FROM chaos.heard h WHERE answer IS DISTINCT FROM (SELECT min(a.answer::text)::uuid FROM chaos.answers a WHERE a.n = h.n)
+          UNION ALL SELECT f.n FROM chaos.found f JOIN chaos.answers a USING (n)
+          WHERE f.is_foreign AND f.status = 'completed' AND f.output->>'answer' IS DISTINCT FROM a.answer::text
+          UNION ALL SELECT f.n FROM chaos.found f WHERE f.status = 'completed' AND f.act = 'asks' AND f.kind = 'task'
+            AND NOT EXISTS (SELECT FROM chaos.answers a WHERE a.n = f.n)",
+        breaks: "UPDATE chaos.heard SET answer = gen_random_uuid()",
+    },
+    Never {
+        what: "answers that were delivered twice",
+        found: "SELECT n FROM chaos.answers GROUP BY n HAVING count(*) > 1",
+        breaks: "INSERT INTO chaos.answers SELECT n, gen_random_uuid() FROM chaos.answers",
+    },
+    Never {
+        what: "waits that ended in two ways for two attempts",
+        found: "SELECT n FROM chaos.heard GROUP BY n HAVING count(DISTINCT coalesce(hurried, n)) > 1",
+        breaks: "INSERT INTO chaos.heard SELECT n, gen_random_uuid(), answer FROM chaos.heard",
+    },
+    Never {
+        what: "steps in another language whose result is not the recorded one",
+        found: "SELECT f.n FROM chaos.found f WHERE f.is_foreign AND f.status = 'completed' AND f.act = 'steps'
+            AND f.output->'drawn' IS DISTINCT FROM (SELECT e.result FROM chaos.records e WHERE e.job_id = f.id AND e.key = 'draw')",
+        breaks: "UPDATE chaos.records SET result = '0'",
+    },
+    Never {
+        what: "jobs of jobs that were cut off from the job that waited for them",
+        found: "SELECT c.n FROM chaos.children c JOIN chaos.found p ON p.n = c.parent
+          WHERE p.status = 'completed' AND NOT EXISTS (SELECT FROM chaos.found f WHERE f.n = c.n AND f.status = 'completed')",
+        breaks: "UPDATE chaos.found SET status = 'failed' WHERE n IN (SELECT n FROM chaos.children)",
     },
     Never {
         what: "recorded steps of which two attempts saw different results",
@@ -212,20 +244,23 @@ const NEVER: &[Never] = &[
         what: "followers that started before a job that they follow had ended",
         found: "SELECT f.id FROM chaos.found m JOIN chaos.found f ON f.n = m.before
           WHERE EXISTS (SELECT FROM chaos.attempts a JOIN chaos.attempts b ON b.job_id = m.id
-                         WHERE a.job_id = f.id AND a.started_at < b.finished_at)",
+                         WHERE a.job_id = f.id AND a.started_at < b.finished_at)
+            -- One that runs in any case has run when the dead letter before it was redriven.
+            AND NOT (f.on_failure = 'run' AND (m.act = 'dies at first' OR m.on_failure IS NOT NULL))",
         breaks: "UPDATE chaos.attempts SET started_at = '2000-01-01'",
     },
     Never {
         what: "followers that completed though a job was to cancel them",
         found: "SELECT f.id FROM chaos.found m JOIN chaos.found f ON f.n = m.before
-          WHERE f.on_failure = 'cancel' AND f.status = 'completed' AND m.status <> 'completed'",
+          WHERE f.on_failure <> 'run' AND f.status = 'completed' AND m.status <> 'completed'",
         breaks: "UPDATE chaos.found SET status = CASE WHEN before IS NULL THEN 'completed' ELSE 'failed' END",
     },
     Never {
         what: "followers that were cancelled for nothing",
         found: "SELECT f.id FROM chaos.found f
           WHERE f.on_failure IS NOT NULL AND f.status = 'cancelled'
-            AND (f.on_failure = 'run' OR NOT EXISTS (SELECT FROM chaos.found m WHERE m.before = f.n AND m.status <> 'completed'))",
+            AND (f.on_failure = 'run' OR NOT EXISTS (SELECT FROM chaos.found m WHERE m.before = f.n
+                    AND CASE f.on_failure WHEN 'hold' THEN m.status = 'cancelled' ELSE m.status <> 'completed' END))",
         breaks: "UPDATE chaos.found SET status = CASE WHEN before IS NULL THEN 'cancelled' ELSE 'completed' END",
     },
     Never {
@@ -262,6 +297,21 @@ pub async fn account(
         (
             "  of which a failure cancelled",
             "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL AND status = 'cancelled'",
+        ),
+        (
+            "  that come after such a one",
+            "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL AND before IS NOT NULL",
+        ),
+        ("jobs that wait for an answer", "SELECT count(DISTINCT n) FROM chaos.heard"),
+        (
+            "  whose wait with an end was answered in time",
+            "SELECT count(DISTINCT n) FROM chaos.heard WHERE hurried IS NOT NULL",
+        ),
+        ("jobs that other jobs enqueued", "SELECT count(*) FROM chaos.children JOIN chaos.found USING (n)"),
+        (
+            "dead letters redriven one by one, and completed",
+            "SELECT count(*) FROM chaos.found f WHERE act = 'dies at first' AND status = 'completed'
+                AND EXISTS (SELECT FROM chaos.attempts a WHERE a.job_id = f.id AND a.outcome = 'failed')",
         ),
         ("jobs called in batches", "SELECT count(*) FROM chaos.found WHERE kind = 'batched'"),
         (
@@ -382,6 +432,9 @@ async fn load(pool: &PgPool, journal: &Arc<Mutex<Journal>>) {
         "UPDATE chaos.journal SET key = split_part(way, '/', 2), seq = split_part(way, '/', 3)::int, way = 'debounce'
           WHERE starts_with(way, 'debounce/')",
         "CREATE TABLE chaos.ticks AS SELECT (payload->>'at')::timestamptz AS at, status FROM tenure.all_jobs WHERE kind = 'tick'",
+        "CREATE TABLE chaos.records AS SELECT job_id, key, result FROM tenure.effects WHERE step_kind = 'step'",
+        "CREATE TABLE chaos.children AS SELECT c.n::uuid AS n, (payload->>'n')::uuid AS parent
+           FROM tenure.all_jobs, jsonb_array_elements_text(payload->'children') AS c(n) WHERE kind = 'task'",
         "CREATE TABLE chaos.logs AS SELECT job_id, fencing_token, text FROM tenure.job_logs",
         "CREATE TABLE chaos.found AS SELECT id, kind, status, attempt, max_attempts,
                 CASE kind WHEN 'hidden'

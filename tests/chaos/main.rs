@@ -16,6 +16,7 @@
 )]
 
 mod account;
+mod graphs;
 mod kinds;
 mod nemesis;
 mod plan;
@@ -212,6 +213,7 @@ async fn chaos(args: Args) -> bool {
         Arc::new(Nemesis::new(servers, processes, config.clone(), pool.clone(), journal.clone(), hold));
     let over = Arc::new(AtomicBool::new(false));
     let canceller = tokio::spawn(cancel_some(tenure.clone(), journal.clone(), over.clone()));
+    let person = tokio::spawn(graphs::person(tenure.clone(), pool.clone()));
     let began = Instant::now();
     let mut under_way = tokio::task::JoinSet::new();
     for event in &events {
@@ -231,6 +233,7 @@ async fn chaos(args: Args) -> bool {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let ended = account::everything_ended(&pool, &nemesis, Duration::from_secs(180)).await;
+    person.abort();
     let deaths = nemesis.stop().await;
     let (done, skipped) = nemesis.injected();
     let fine = account::account(&pool, &tenure, &journal, &deaths, ended).await;
@@ -268,6 +271,8 @@ async fn prepare(tenure: &Tenure, pool: &PgPool, rate: u32) {
         "CREATE TABLE chaos.effects (way text, n uuid, token bigint, at timestamptz DEFAULT clock_timestamp())",
         "CREATE TABLE chaos.orders (n uuid)",
         "CREATE TABLE chaos.steps (n uuid, drawn uuid)",
+        "CREATE TABLE chaos.answers (n uuid, answer uuid)",
+        "CREATE TABLE chaos.heard (n uuid, hurried uuid, answer uuid)",
         "CREATE TABLE chaos.journal (n uuid PRIMARY KEY, way text, accepted bool, cancelled bool)",
         "CREATE TABLE chaos.limits (running bigint, starts bigint)",
     ] {

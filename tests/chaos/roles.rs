@@ -13,11 +13,14 @@ use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool, postgres::PgPoolOptions};
 use tenure::{
     Backoff, Config, FencingToken, Job, JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure,
-    Worker, codec::Part, groups::OnFailure,
+    Worker, codec::Part,
 };
 use uuid::Uuid;
 
-use crate::kinds::{Batched, Hidden, TICK, batch, codecs, run_batch, run_hidden};
+use crate::{
+    graphs::{self, children, note_tried},
+    kinds::{Batched, Hidden, TICK, batch, codecs, run_batch, run_hidden},
+};
 
 /// A job, numbered by the producer, so that the account does not depend on tenure's ids.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -49,6 +52,14 @@ pub struct Task {
     pub members: Vec<Uuid>,
     #[serde(default)]
     pub on_failure: Option<String>,
+    /// The number of the member that adds others while it runs, and theirs.
+    #[serde(default)]
+    pub adder: Option<Uuid>,
+    #[serde(default)]
+    pub added: Vec<Uuid>,
+    /// The numbers of the jobs that it enqueues itself.
+    #[serde(default)]
+    pub children: Vec<Uuid>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +99,9 @@ impl Job for Task {
 const ACTS: &[(&str, u32)] = &[
     ("once", 330),
     ("steps", 50),
+    ("asks", 40),
+    ("all", 25),
+    ("dies at first", 15),
     ("fenced", 250),
     ("together", 200),
     ("fails at first", 60),
@@ -110,7 +124,7 @@ fn act() -> String {
     ACTS[0].0.to_owned()
 }
 
-fn task() -> Task {
+pub fn task() -> Task {
     let lasts_ms = if rand::random_range(0..10) == 0 { 2_000 } else { 300 };
     // A quarter of the jobs have a lane, and a third of these the first one.
     let lane = match rand::random_range(0..44) {
@@ -129,6 +143,7 @@ fn task() -> Task {
     let act = if form == Form::Hidden { "once".to_owned() } else { act() };
     Task {
         n: Uuid::new_v4(),
+        children: if form == Form::Plain && !foreign { children(&act) } else { vec![] },
         act,
         lasts_ms,
         lane,
@@ -140,11 +155,13 @@ fn task() -> Task {
         before: None,
         members: vec![],
         on_failure: None,
+        adder: None,
+        added: vec![],
     }
 }
 
 /// A plain job: one in a group, or one that later ones may replace.
-fn plain_task() -> Task {
+pub fn plain_task() -> Task {
     Task { form: Form::Plain, foreign: false, ..task() }
 }
 
@@ -172,7 +189,7 @@ fn submission(tenure: &Tenure, task: &Task) -> (String, async_nats::HeaderMap, S
     (format!("jobs.{queue}.{kind}"), headers, body)
 }
 
-fn request(task: Task) -> JobRequest {
+pub fn request(task: Task) -> JobRequest {
     let (lane, foreign, tagged) = (task.lane.clone(), task.foreign, task.tagged);
     let request = match task.form {
         Form::Plain => JobRequest::from(task),
@@ -216,7 +233,7 @@ pub async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobErro
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     if !task.members.is_empty() {
-        look_back(&task, &ctx).await?;
+        graphs::look_back(&task, &ctx).await?;
     }
     match task.act.as_str() {
         "fenced" => ctx.fenced_tx(async |tx| insert(tx, "fenced", n, token).await).await?,
@@ -227,6 +244,12 @@ pub async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobErro
         }
         "fails at first" if ctx.attempt() < 3 => return Err(JobError::msg("as planned")),
         "never" => return Err(JobError::permanent("as planned")),
+        "dies at first" if token.0 < 3 => {
+            return Err(JobError::permanent("as planned, until it is redriven"));
+        }
+        "asks" => graphs::ask(&task, &ctx).await?,
+        "all" => graphs::all(&task, &ctx).await?,
+        "adds" => graphs::add(&task, &ctx).await?,
         "panics" if ctx.attempt() < 4 => panic!("as planned"),
         "panics" => return Err(JobError::permanent("as planned, at last")),
         "aborts at first" if first => std::process::abort(),
@@ -249,19 +272,6 @@ pub async fn run(task: Task, ctx: JobContext<PgPool>) -> Result<Outcome, JobErro
     }
     ctx.once("effect", async |tx| insert(tx, "once", n, token).await).await?;
     Outcome::done(n)
-}
-
-/// Checks what a job sees of those that it follows: each of them, once, in order.
-async fn look_back(task: &Task, ctx: &JobContext<PgPool>) -> Result<(), JobError> {
-    let outputs: Vec<Uuid> = ctx.outputs().await?;
-    let failed = ctx.failed_before().await?.len();
-    let mut members = task.members.iter();
-    let are_in_order = outputs.iter().all(|output| members.any(|member| member == output));
-    let may_run = failed == 0 || task.on_failure.as_deref() == Some("run");
-    if are_in_order && may_run && outputs.len() + failed == task.members.len() {
-        return Ok(());
-    }
-    Err(JobError::permanent(format!("it sees {outputs:?} and {failed} failures of {:?}", task.members)))
 }
 
 pub async fn worker() {
@@ -293,7 +303,7 @@ pub async fn worker() {
 }
 
 /// Writes a line of the journal: `what` is "tried" or "accepted".
-fn note(what: &str, way: &str, n: Uuid, id: &str) {
+pub fn note(what: &str, way: &str, n: Uuid, id: &str) {
     let ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
     let mut out = std::io::stdout().lock();
     writeln!(out, "{what} {way} {n} {ms} {id}").and_then(|()| out.flush()).expect("the journal");
@@ -324,7 +334,7 @@ pub async fn producer(hold: &Path) {
             pause().await;
             let task = task();
             let n = task.n;
-            note("tried", "enqueue", n, "");
+            note_tried("enqueue", &task);
             let request = request(task).unique_key(n.to_string());
             // A repeated enqueue under the same key returns the answer that was lost.
             for _ in 0..5 {
@@ -343,7 +353,7 @@ pub async fn producer(hold: &Path) {
             pause().await;
             let task = task();
             let n = task.n;
-            note("tried", "transaction", n, "");
+            note_tried("transaction", &task);
             let committed = async {
                 let mut tx = pool.begin().await?;
                 sqlx::query("INSERT INTO chaos.orders VALUES ($1)").bind(n).execute(&mut *tx).await?;
@@ -369,7 +379,7 @@ pub async fn producer(hold: &Path) {
             }
             let task = task();
             let n = task.n;
-            note("tried", "submission", n, "");
+            note_tried("submission", &task);
             for _ in 0..5 {
                 let (subject, headers, body) = submission(&tenure, &task);
                 let message = jetstream::message::PublishMessage::build()
@@ -388,45 +398,7 @@ pub async fn producer(hold: &Path) {
             }
         }
     };
-    tokio::join!(alone, in_transactions, submissions, debounced(&tenure), grouped(&tenure));
-}
-
-/// Enqueues groups: some jobs, and one that follows them.
-async fn grouped(tenure: &Tenure) {
-    loop {
-        tokio::time::sleep(Duration::from_millis(rand::random_range(0..4_000))).await;
-        let cancels = rand::random_range(0..2) == 0;
-        let mut follower = Task { act: "once".into(), lasts_ms: 50, ..plain_task() };
-        follower.on_failure = Some(if cancels { "cancel" } else { "run" }.into());
-        let member = |_| Task { before: Some(follower.n), ..plain_task() };
-        let members: Vec<_> = (0..rand::random_range(1..6)).map(member).collect();
-        follower.members = members.iter().map(|member| member.n).collect();
-        let all: Vec<_> = members.iter().map(|member| member.n).chain([follower.n]).collect();
-        for n in &all {
-            note("tried", "group", *n, "");
-        }
-        let does = if cancels { OnFailure::Cancel } else { OnFailure::Run };
-        for _ in 0..5 {
-            let members = members.iter().cloned().map(request);
-            let last = request(follower.clone()).unique_key(follower.n.to_string());
-            match tenure.group(members).then(last).on_failure(does).await {
-                Ok(group) => {
-                    let (_, ids) = group.jobs.split_last().unwrap_or((&group.id, &[]));
-                    for (place, n) in all.iter().enumerate() {
-                        // Only members are cancelled, so that a follower is for a reason.
-                        note(
-                            "accepted",
-                            "group",
-                            *n,
-                            &ids.get(place).map_or(String::new(), ToString::to_string),
-                        );
-                    }
-                    break;
-                }
-                Err(_) => tokio::time::sleep(Duration::from_millis(500)).await,
-            }
-        }
-    }
+    tokio::join!(alone, in_transactions, submissions, debounced(&tenure), graphs::producer(&tenure));
 }
 
 /// Enqueues bursts of debounced jobs, of four keys: two in each queue.
@@ -441,7 +413,11 @@ async fn debounced(tenure: &Tenure) {
             let (key, seq) = &mut keys[of as usize];
             *seq += 1;
             let lane = (of >= 2).then(|| format!("l{of}"));
-            let task = Task { debounce: Some(key.clone()), seq: Some(*seq), lane, ..plain_task() };
+            let mut task = Task { debounce: Some(key.clone()), seq: Some(*seq), lane, ..plain_task() };
+            // The payload of one that waits may be replaced: who answers it would not know which one asked.
+            if matches!(task.act.as_str(), "asks" | "all" | "dies at first") {
+                (task.act, task.children) = ("once".into(), vec![]);
+            }
             let (n, way) = (task.n, format!("debounce/{key}/{seq}"));
             note("tried", &way, n, "");
             let request = request(task).replace(key.clone()).after(Duration::from_millis(300));

@@ -1,5 +1,6 @@
 // A worker of a chaos run in Node. What it does for a job stands in the job's row, under its token.
 
+import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { Permanent, Retry, Snooze, Worker } from '../../clients/node/dist/index.js';
@@ -26,7 +27,13 @@ worker.handle('task', async (job, ctx) => {
   if (act === 'blocks') Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1_500);
   // Silent for longer than stale_after.
   if (act === 'silent at first' && first) await sleep(5_000, undefined, { signal: ctx.signal });
-  return { n: job.n, token: ctx.token };
+  const more = {};
+  if (act === 'steps') {
+    more.drawn = await ctx.step('draw', () => randomUUID());
+    await ctx.sleep('pause', 300);
+  }
+  if (act === 'asks') more.answer = await ctx.event('answer');
+  return { n: job.n, token: ctx.token, ...more };
 });
 
 await worker.run();
