@@ -13,8 +13,9 @@ use crate::{
     harness::{Bench, Child, bench, bench_with},
 };
 
-const EXAMPLES: [&str; 8] = [
+const EXAMPLES: [&str; 9] = [
     "exactly_once",
+    "groups",
     "long_job",
     "retry_policy",
     "schedule",

@@ -5,11 +5,13 @@ mod explore;
 mod groups;
 mod lanes;
 mod protocol;
+mod waits;
 
 use explore::{check, find};
 use groups::{Groups, OnFailure};
 use lanes::Lanes;
 use protocol::Protocol;
+use waits::Waits;
 
 /// One death, lost answer or wiped stream, at any moment; two attempts.
 const USUAL: Protocol =
@@ -183,5 +185,44 @@ fn every_mistake_in_the_groups_is_found() {
     ];
     for (mutation, groups, wrong) in mistakes {
         find(&Groups { mutation: Some(mutation), ..groups.clone() }, wrong);
+    }
+}
+
+/// One death or pause at any moment, and two signals.
+const WAITS: Waits =
+    Waits { mutation: None, either: true, ends: false, own_ends: true, faults: 1, signals: 2 };
+
+#[test]
+fn a_job_that_waits_is_woken_by_each_of_its_waits_and_sees_one_answer() {
+    check(&WAITS);
+    // Neither saves a job that was not woken by the other.
+    check(&Waits { own_ends: false, ends: true, faults: 2, ..WAITS });
+    check(&Waits { signals: 0, faults: 2, ..WAITS });
+    check(&Waits { ends: true, ..WAITS });
+    check(&Waits { either: false, ..WAITS });
+    check(&Waits { either: false, ends: true, ..WAITS });
+}
+
+/// Each mistake leads to a wrong state, or to states without a way to an end.
+#[test]
+fn every_mistake_in_the_waits_is_found() {
+    use waits::Mutation::*;
+    let ends = Waits { ends: true, ..WAITS };
+    let both = Waits { either: false, ..WAITS };
+    let both_ends = Waits { either: false, ends: true, ..WAITS };
+    let answers = Some("two attempts saw two answers");
+    let mistakes = [
+        (LooksBeforeItLocks, &both, None),
+        (WakesNobody, &both, None),
+        (SecondReplaces, &both, answers),
+        (ComesTooLate, &both_ends, answers),
+        (OnlyTheNamedCounts, &Waits { own_ends: false, ..WAITS }, None),
+        (RunningIsNotTold, &Waits { signals: 0, ..WAITS }, None),
+        (WaitIsCharged, &both, Some("a wait was charged")),
+        (SettleWithoutFence, &WAITS, Some("a stale worker wrote")),
+        (TimeIsForgotten, &Waits { signals: 0, own_ends: false, ..ends }, None),
+    ];
+    for (mutation, waits, wrong) in mistakes {
+        find(&Waits { mutation: Some(mutation), ..waits.clone() }, wrong);
     }
 }

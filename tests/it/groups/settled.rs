@@ -389,3 +389,47 @@ async fn a_completion_of_a_group_does_not_speak_for_the_next_end_of_its_transact
     assert!(!is_held(&bench, follower).await);
     assert_eq!(status(&bench, other.id).await, "cancelled");
 }
+
+/// A job waits for its own jobs and for an event. The event begins an attempt while the end of the last of these jobs is not
+/// committed: the attempt does not see it, and goes on waiting. The end was noted before the attempt began, by its time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_that_an_attempt_of_several_waits_did_not_see_wakes_the_job() {
+    let bench = bench().await;
+    let (waits, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    let handler = {
+        let (waits, go) = (waits.clone(), go.clone());
+        move |_: Value, ctx: JobContext| {
+            let (waits, go) = (waits.clone(), go.clone());
+            async move {
+                let came = ctx.event::<Value>("first").await.is_ok();
+                let all = ctx.all::<Value, _>("parts", [JobRequest::new("other", "part", json!({}))]).await;
+                if all.is_ok() {
+                    return all.map(|outputs| json!(outputs));
+                }
+                let never = ctx.event::<Value>("never").await;
+                if came {
+                    waits.notify_one();
+                    go.notified().await;
+                }
+                never
+            }
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_kind("asks", KindOptions::new().keepalive(), handler);
+    let running = Running::start(worker.concurrency("q", 1));
+    let parent = bench.tenure.enqueue(job("asks", json!({}))).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE kind = 'asks' AND status = 'queued' AND fencing_token > 0", 1).await;
+    let part: JobId = bench.value("SELECT id FROM tenure.jobs WHERE kind = 'part'").await;
+    let claim = sqlx::query(statement("claim")).bind(vec![part]).bind("other").bind("part").bind(300.0_f64);
+    let row = claim.bind("retry").bind("w").bind("h").fetch_one(&bench.pool).await.unwrap();
+    let of = (vec![row.get::<i64, _>("fencing_token")], vec![row.get::<uuid::Uuid, _>("claim_id")]);
+    let mut ends = bench.pool.begin().await.unwrap();
+    complete(&mut ends, &[part], &of).await;
+    bench.tenure.signal(parent, "first", &()).await.unwrap();
+    waits.notified().await;
+    ends.commit().await.unwrap();
+    bench.until_count("tenure.group_ends", 0).await;
+    go.notify_one();
+    assert_eq!(bench.until_finished(parent).await.output, Some(json!([0])));
+    running.stop().await;
+}
