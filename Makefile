@@ -1,7 +1,7 @@
 # make demo      runs tenure on real servers and real input, about two minutes after the build
 # make test      unit, integration and documentation tests on real servers; POSTGRES=17 make test: the SQL tests on that release
 # make check     formatter, lints, documentation without warnings, links of the guide
-# make trials    kills a hundred workers with default settings, and takes servers away for a minute; TRIALS=20
+# make trials    kills a hundred workers with default settings, a hundred beside a group of 10,000, and takes servers away; TRIALS=20
 # make faults    forces every fault of docs/reliability.md
 # make chaos     a minute of faults in random order, and an account of every job; MINUTES=60 SEED=7 make chaos
 # make conformance  the clients of other languages under each case of the worker protocol; CLIENT='mine=./worker' make conformance: yours
@@ -41,8 +41,9 @@ test:
 
 trials:
 	@scripts/setup test
-	@TENURE_TRIALS=$(or $(TRIALS),100) $(MAKE) --no-print-directory run-test \
-		TESTS="--test it -- --nocapture a_killed_workers_jobs no_healthy_job_is_ a_worker_that_is_paused wrong_clocks"
+	@TENURE_TRIALS=$(or $(TRIALS),100) KILLS=$(or $(TRIALS),100) MEMBERS=10000 $(MAKE) --no-print-directory run-test \
+		TESTS="--test it -- --nocapture a_killed_workers_jobs no_healthy_job_is_ a_worker_that_is_paused wrong_clocks \
+			a_follower_of_thousands"
 
 faults:
 	@scripts/setup test

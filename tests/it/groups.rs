@@ -587,7 +587,7 @@ async fn to_watch_a_follower_shows_how_far_its_group_is() {
     running.stop().await;
 }
 
-/// `KILLS=100 MEMBERS=10000` is the whole drill.
+/// `make trials` sets `KILLS=100 MEMBERS=10000`, which is the whole drill.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_of_thousands_runs_once_though_workers_are_killed_again_and_again() {
     let number = |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());

@@ -25,16 +25,22 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     fault(
         "a member ends without a note, as one that an older program has redriven",
-        "found within ten seconds",
+        "found within ten seconds; with more than 10,000 held followers, ten seconds for each 10,000",
         &["groups::an_end_that_no_trigger_noted_is_found"],
     ),
     fault(
-        "an event comes before its wait, between the wait and its settle, or during the settle",
+        "an event, or the end of a job's own job, comes before its wait, between the wait and its settle, or during the settle",
         "the job gets it",
         &[
             "events::an_event_that_comes_before_its_wait_is_there",
             "events::a_signal_between_the_wait_and_its_settle_is_not_lost",
             "events::a_signal_during_the_settle_finds_the_job_held",
+            "groups::settled::an_end_that_an_attempt_of_several_waits_did_not_see_wakes_the_job",
         ],
+    ),
+    fault(
+        "thousands follow a job of a large output, which each of them keeps",
+        "copied part by part, 16 MiB in a call, which ends in time",
+        &["groups::settled::a_large_output_is_copied_to_many_followers_part_by_part"],
     ),
 ];

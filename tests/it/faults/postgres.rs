@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
 use tenure::{
-    EnqueueError, JobRequest, Tenure,
+    EnqueueError, JobContext, JobError, JobRequest, KindOptions, Tenure, Worker,
     dev::{Postgres, free_port},
+    groups::Signalled,
 };
 
 use super::{all_done_once, enqueue, none_was_charged, worker};
@@ -414,7 +415,8 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
         enqueued.unwrap();
     }
     // This process publishes once it sees the commit, which it asks for through the pooler, too.
-    let mut user = PgConnection::connect(&config.database_url).await.unwrap();
+    let options: PgConnectOptions = config.database_url.parse().unwrap();
+    let mut user = PgConnection::connect_with(&options.extra_float_digits(None)).await.unwrap();
     for _ in 0..20 {
         let mut tx = user.begin().await.unwrap();
         tenure.enqueue(JobRequest::new("q", "k", json!({}))).tx(&mut tx).await.unwrap();
@@ -433,6 +435,29 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
     }
     all_done_once(&bench, 420).await;
     assert_eq!(bench.count("tenure.job_edges WHERE state = 'completed'").await, 40);
+    // Jobs that wait for jobs of their own, sleep, and wait for an event.
+    let asks = async |_: Value, ctx: JobContext| {
+        let own = (0..3).map(|n| JobRequest::new("asks", "own", json!(n)));
+        let own: Vec<i64> = ctx.all("own", own).await?;
+        ctx.sleep("nap", Duration::from_millis(100)).await?;
+        let said: i64 = ctx.event("said").await?;
+        Ok::<_, JobError>(json!([own, said]))
+    };
+    let own = async |n: Value, _: JobContext| Ok::<_, JobError>(n);
+    let of = KindOptions::new;
+    let asking = Worker::builder(&tenure)
+        .handle_kind("asks", of(), asks)
+        .handle_kind("own", of(), own)
+        .concurrency("asks", 4);
+    let asking = Running::start(asking);
+    let jobs = tenure.enqueue_many((0..5).map(|_| JobRequest::new("asks", "asks", json!({})))).await.unwrap();
+    for (n, job) in jobs.iter().enumerate() {
+        assert_eq!(tenure.signal(job.id, "said", &n).await.unwrap(), Signalled::Delivered);
+    }
+    for (n, job) in jobs.iter().enumerate() {
+        assert_eq!(bench.until_finished(job.id).await.output, Some(json!([[0, 1, 2], n])));
+    }
+    asking.stop().await;
     none_was_charged(&bench).await;
     for worker in workers {
         worker.stop().await;

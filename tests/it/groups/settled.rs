@@ -433,3 +433,44 @@ async fn an_end_that_an_attempt_of_several_waits_did_not_see_wakes_the_job() {
     assert_eq!(bench.until_finished(parent).await.output, Some(json!([0])));
     running.stop().await;
 }
+
+/// Each follower keeps a copy of what the job before it has left: a call writes no more of them than it can.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_output_is_copied_to_many_followers_part_by_part() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let first = graph.add(job("part", json!({})));
+    let followers = 200;
+    for _ in 0..followers {
+        drop(graph.add(job("merge", json!({}))).after([&first]));
+    }
+    let first = first.id();
+    graph.await.unwrap();
+    let of = claimed(&bench.pool, &[first], "part").await;
+    // It cannot be compressed.
+    let text: String =
+        bench.value("SELECT string_agg(md5(n::text), '') FROM generate_series(1, 7000) n").await;
+    let complete = sqlx::query(statement("complete_grouped")).bind(vec![first]).bind(&of.0).bind(&of.1);
+    complete
+        .bind(vec![Some(json!(text).to_string())])
+        .bind(None::<Vec<String>>)
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    let (mut calls, mut released) = (0, 0);
+    while bench.count("tenure.group_ends").await > 0 {
+        let size = "SELECT pg_total_relation_size('tenure.job_edges')";
+        let before: i64 = bench.value(size).await;
+        released += release(&bench).await;
+        calls += 1;
+        let written = bench.value::<i64>(size).await - before;
+        // 16 MiB, and what Postgres stores with them.
+        assert!(written < 24 << 20, "{written} bytes by one call");
+    }
+    assert_eq!(released, followers);
+    assert!((3..=10).contains(&calls), "{calls} calls");
+    let same: i64 = bench
+        .count("tenure.job_edges e JOIN tenure.job_history h ON h.id = e.before AND h.output = e.output")
+        .await;
+    assert_eq!(same, i64::try_from(followers).unwrap());
+}
