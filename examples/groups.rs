@@ -1,8 +1,9 @@
 //! Groups, graphs and events: jobs that wait for others, for jobs of their own, and for a person.
 //! `cargo run --features testing --example groups`
 //!
-//! Runs on private servers, and ends by itself in seconds. The score of one part fails: the report of its graph is cancelled,
-//! and comes back when the dead letter is redriven. The example fails if a follower sees anything but what the jobs before it have left.
+//! Runs on private servers, and ends by itself in seconds. The score of one part fails: the report of its graph is
+//! cancelled, and comes back when the dead letter is redriven. The example fails if a follower sees anything but what
+//! the jobs before it have left.
 
 use std::{
     error::Error,

@@ -147,8 +147,8 @@ pub(crate) async fn clone(job: CloneRepo, ctx: JobContext<App>) -> Result<Outcom
     Outcome::done(cloned.await?)
 }
 
-/// Runs work of libgit2, which blocks, on a separate thread, and reports its steps. It stops when the handler is dropped,
-/// and with it the receiver.
+/// Runs work of libgit2, which blocks, on a separate thread, and reports its steps. It stops when the handler is
+/// dropped, and with it the receiver.
 async fn on_a_thread<T: Send + 'static>(
     ctx: &JobContext<App>,
     work: impl FnOnce(&mpsc::Sender<Step>) -> anyhow::Result<T> + Send + 'static,

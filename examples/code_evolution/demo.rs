@@ -405,12 +405,13 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
                LEFT JOIN tenure.job_executions_all e USING (job_id, fencing_token)",
         ),
         (
-            "the parts have all commits that the clones counted, and the merge has their sums; it was published once it was approved",
+            "the parts have all commits that the clones counted; the merge has their sums, and was approved",
             "SELECT count(*) = 1 AND $1 > 0 AND bool_and((m.output->>'commits')::int = (
                         SELECT sum((a.output->>'commits')::int)
                           FROM tenure.job_edges e JOIN tenure.all_jobs a ON a.id = e.before WHERE e.after = m.id)
                     AND (m.output->>'commits')::int = (
-                        SELECT sum((c.output->>'commits')::int) FROM tenure.all_jobs c WHERE c.kind = 'code_evolution.clone')
+                        SELECT sum((c.output->>'commits')::int)
+                          FROM tenure.all_jobs c WHERE c.kind = 'code_evolution.clone')
                     AND (SELECT p.output #>> '{}' LIKE '%, approved by the demo' FROM tenure.all_jobs p
                           WHERE p.kind = 'code_evolution.publish'))
                FROM tenure.all_jobs m WHERE m.kind = 'code_evolution.merge'",

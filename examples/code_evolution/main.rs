@@ -1,14 +1,16 @@
 //! A code evolution analyzer, the use case that tenure was written for.
 //!
 //! It opens or clones a repository, walks its history from the first commit, and computes lines by language,
-//! hottest files and churn by author: in one job for each repository, or as a graph of jobs that clone, analyze by parts,
-//! merge, and publish the result once a person has approved it. `cargo run --all-features --example code_evolution -- demo`
-//! runs the demo: private servers, three workers, one killed and one frozen in the middle of the graph.
+//! hottest files and churn by author: in one job for each repository, or as a graph of jobs that clone, analyze by
+//! parts, merge, and publish the result once a person has approved it.
+//! `cargo run --all-features --example code_evolution -- demo` runs the demo: private servers, three workers, one killed
+//! and one frozen in the middle of the graph.
 //!
 //! ```text
 //! code_evolution work              a worker, with the settings of the environment
 //! code_evolution enqueue REPO…     jobs for these repositories: paths or URLs
-//! code_evolution report REPO…      a graph of jobs for these repositories; `tenure jobs signal ID approved '{"by": "you"}'` approves it
+//! code_evolution report REPO…      a graph of jobs for these repositories; prints the one that waits for
+//!                                  `tenure jobs signal ID approved '{"by": "you"}'`
 //! code_evolution demo              what `make demo` runs
 //! ```
 

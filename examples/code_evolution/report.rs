@@ -1,5 +1,5 @@
-//! The graph of a report: clones repositories, analyzes each by parts, merges what the parts have left, and publishes it
-//! once a person has approved it.
+//! The graph of a report: clones repositories, analyzes each by parts, merges what the parts have left, and publishes
+//! it once a person has approved it.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,10 @@
 //! Waits as a state machine: one job that waits for an event and for a job of its own, and who tells it of them.
 //!
-//! A step is atomic where the real system's is: a call under the lock of the job's row, a read, a commit, a death. The call
-//! `await_event`, a signal, the settle of an attempt and the look of `release_followers` lock the row. The end of the job's
-//! own job does not: it writes when it ended, commits, and leaves a note for the look. An attempt reads that end without a
-//! lock. The settle compares when things ended with when the attempt began; here that is whether they ended before it.
+//! A step is atomic where the real system's is: a call under the lock of the job's row, a read, a commit, a death. The
+//! call `await_event`, a signal, the settle of an attempt and the look of `release_followers` lock the row. The end of
+//! the job's own job does not: it writes when it ended, commits, and leaves a note for the look. An attempt reads that
+//! end without a lock. The settle compares when things ended with when the attempt began; here that is whether they
+//! ended before it.
 
 use crate::explore::Model;
 
