@@ -3,8 +3,8 @@
 //! It opens or clones a repository, walks its history from the first commit, and computes lines by language,
 //! hottest files and churn by author: in one job for each repository, or as a graph of jobs that clone, analyze by
 //! parts, merge, and publish the result once a person has approved it.
-//! `cargo run --all-features --example code_evolution -- demo` runs the demo: private servers, three workers, one killed
-//! and one frozen in the middle of the graph.
+//! `cargo run --all-features --example code_evolution -- demo` runs the demo: private servers, three workers, one
+//! killed and one frozen in the middle of the graph.
 //!
 //! ```text
 //! code_evolution work              a worker, with the settings of the environment
