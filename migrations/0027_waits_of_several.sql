@@ -1,61 +1,13 @@
--- A job that waits for several things at once, such as an event and jobs of its own, is woken by each; and no call copies
--- more of a large output than it can.
-
--- When the last of a running job's own jobs has ended, that is told to its attempt: the settle of the attempt compares when
--- they ended with when it began. That time was taken before the end was committed. An attempt that began in between, and that
--- did not see the end, went on waiting for something else, for ever. The row of the job is locked here and at the settle, so
--- this time is later than the beginning of each attempt that may not have seen it.
-CREATE OR REPLACE FUNCTION tenure.wake_jobs(ids uuid[]) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off
-    SET enable_hashjoin = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
-#variable_conflict use_column
-DECLARE
-    never  CONSTANT timestamptz := '9999-01-01 00:00:00+00';
-    moment CONSTANT timestamptz := clock_timestamp();
-    running uuid[];
-BEGIN
-    -- They were held before their queue had lanes.
-    WITH late AS (
-        INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, due_at)
-        SELECT j.id, j.queue, coalesce(j.lane, ''), CASE WHEN s.ordered THEN 0 ELSE coalesce(j.priority, 0) END, never
-          FROM tenure.jobs j
-          JOIN tenure.lane_settings s ON s.queue = j.queue AND s.removed_at IS NULL
-         WHERE j.id = ANY (ids) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE
-            ON CONFLICT (job_id) DO NOTHING
-        RETURNING job_id, lane
-    )
-    UPDATE tenure.jobs j
-       SET lane = late.lane, priority = coalesce(j.priority, 0)
-      FROM late WHERE j.id = late.job_id AND j.lane IS NULL;
-    WITH lined AS (
-        UPDATE tenure.lane_jobs l
-           SET due_at = moment,
-               place = CASE WHEN coalesce((SELECT s.ordered FROM tenure.lane_settings s WHERE s.queue = l.queue), false)
-                            THEN 0 ELSE (extract(epoch FROM moment) * 1000000)::bigint END
-         WHERE l.job_id = ANY (ids) AND l.due_at > moment
-        RETURNING l.queue, l.lane
-    )
-    INSERT INTO tenure.lane_wakes (at, queue, lane) SELECT DISTINCT moment, queue, lane FROM lined;
-    UPDATE tenure.jobs j
-       SET scheduled_at = moment, publish_at = moment, published_at = NULL
-     WHERE j.id = ANY (ids) AND j.status = 'queued' AND (j.publish_at > moment) IS TRUE
-       AND NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id);
-    running := ARRAY(SELECT j.id FROM tenure.jobs j WHERE j.id = ANY (ids) AND j.status = 'processing');
-    IF running <> '{}' THEN
-        UPDATE tenure.job_edges d
-           SET ended_at = moment
-         WHERE (d.after, d.n) IN (
-               SELECT e.after, max(e.n)
-                 FROM tenure.job_edges e
-                WHERE e.after = ANY (running) AND e.step IS NOT NULL
-                GROUP BY e.after, e.step
-               HAVING bool_and(e.state IS NOT NULL));
-    END IF;
-END $$;
-
--- Each edge keeps a copy of what its first job has left. A call of release_followers copies at most 16 MiB, in rows of their
--- stored size; before, a job of large output and thousands of followers wrote gigabytes in one call, which ended at its
--- deadline each time. Otherwise the function is that of migration 26, which explains it.
+-- What the ends of jobs of groups cost, and wait for, in tenure.release_followers. Migration 26 explains the rest of it.
+--
+-- Each edge keeps a copy of what its first job has left. A call copies at most 16 MiB, in stored size, and at least one output.
+-- Before, a job of large output and thousands of followers wrote gigabytes in one call, which ended at its deadline each time.
+--
+-- An edge that another transaction has locked makes way. Before, it ended the call after two seconds, with all that the call
+-- had done: one open transaction stopped all groups.
+--
+-- When the last of a running job's own jobs has ended, that is told to its attempt. Before, an attempt that began between
+-- the end and its commit, and that waited for something else besides, was not woken.
 CREATE OR REPLACE FUNCTION tenure.release_followers(most int)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -64,8 +16,8 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 #variable_conflict use_column
 DECLARE
     never  CONSTANT timestamptz := '9999-01-01 00:00:00+00';
+    edges_at_once CONSTANT int := 5000;
     bytes_at_once CONSTANT int := 16 * 1024 * 1024;
-    edges_at_once int := 5000;
     moment timestamptz;
     noted  bigint[];
     looks  uuid[];
@@ -73,6 +25,10 @@ DECLARE
     ended  uuid[];
     fates  text[];
     sizes  int[];
+    is_large boolean := false;
+    has_more boolean := false;
+    skipped uuid[];
+    skips  bigint := 0;
     froms  uuid[];
     known  bigint := 0;
     settled bigint := 0;
@@ -104,6 +60,7 @@ DECLARE
     reasons text[];
     traces text[];
     again  boolean := false;
+    careful boolean;
     of     record;
 BEGIN
     -- 1. The notes.
@@ -134,8 +91,9 @@ BEGIN
          WHERE g.id = ANY (noted) AND g.ended_as <> 'settled' AND g.job_id = ANY (held) ORDER BY g.id;
         -- Of two ends of one job a completion counts, or else the later one; a job that is live again has not ended.
         SELECT array_agg(e.job_id ORDER BY e.job_id), array_agg(e.ended_as ORDER BY e.job_id),
-               array_agg(coalesce((SELECT pg_column_size(h.output) FROM tenure.job_history h WHERE h.id = e.job_id), 0)
-                         ORDER BY e.job_id),
+               array_agg(CASE WHEN e.ended_as = 'completed'
+                              THEN coalesce((SELECT pg_column_size(h.output) FROM tenure.job_history h WHERE h.id = e.job_id), 0)
+                              ELSE 0 END ORDER BY e.job_id),
                array_agg(coalesce(e.settled_to, '00000000-0000-0000-0000-000000000000') ORDER BY e.job_id)
           INTO ended, fates, sizes, froms
           FROM (SELECT DISTINCT ON (g.job_id) g.job_id, g.ended_as, g.settled_to
@@ -144,39 +102,70 @@ BEGIN
                  ORDER BY g.job_id, (g.ended_as = 'completed') DESC, g.id DESC) e
          -- Not EXISTS, which a plan may answer by a look at all jobs.
          WHERE e.ended_as = 'completed' OR (SELECT true FROM tenure.jobs j WHERE j.id = e.job_id) IS NULL;
-        edges_at_once := greatest(1, least(edges_at_once, bytes_at_once / greatest(1, (SELECT max(size) FROM unnest(sizes) size))));
+        is_large := (SELECT max(size) FROM unnest(sizes) size) > bytes_at_once / edges_at_once;
         -- A fate replaces none that is better, as calls may come in another order than the ends did.
-        WITH found AS MATERIALIZED (
-            SELECT d.before, d.after, d.place
-              FROM unnest(ended, fates, froms) AS e(job, fate, settled_to)
-             CROSS JOIN LATERAL (
-                   SELECT d.before, d.after, d.ctid AS place FROM tenure.job_edges d
-                    WHERE d.before = e.job AND d.after > e.settled_to
-                      AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
-                           OR e.fate IN ('cancelled', 'purged') AND d.state = 'failed')
-                    ORDER BY d.after LIMIT edges_at_once) d
-             LIMIT edges_at_once
-        ), moved AS (
-            UPDATE tenure.job_edges d
-               SET state = fates[width_bucket(d.before, ended)], ended_at = clock_timestamp(),
-                   output = CASE WHEN fates[width_bucket(d.before, ended)] <> 'completed' THEN NULL
-                                 WHEN sizes[width_bucket(d.before, ended)] > 0
-                                 THEN coalesce((SELECT h.output FROM tenure.job_history h WHERE h.id = d.before), d.output)
-                                 ELSE d.output END
-             WHERE d.ctid = ANY (ARRAY(SELECT f.place FROM found f))
-               -- Again, for an edge that another call has settled meanwhile.
-               AND (d.state IS NULL OR fates[width_bucket(d.before, ended)] = 'completed' AND d.state <> 'completed'
-                    OR fates[width_bucket(d.before, ended)] IN ('cancelled', 'purged') AND d.state = 'failed')
-            RETURNING d.after, d.step, d.state
-        )
-        SELECT (SELECT count(*) FROM found), (SELECT (array_agg(f.before ORDER BY f.before DESC, f.after DESC))[1] FROM found f),
-               (SELECT (array_agg(f.after ORDER BY f.before DESC, f.after DESC))[1] FROM found f),
-               count(*), array_agg(DISTINCT after) FILTER (WHERE step IS NULL),
-               hurt || array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state <> 'completed'),
-               hopeless || array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state IN ('cancelled', 'purged')),
-               jsonb_agg(DISTINCT jsonb_build_array(after, step)) FILTER (WHERE step IS NOT NULL)
-          INTO known, last_before, last_after, settled, touched, hurt, hopeless, moved_steps
-          FROM moved;
+        -- An edge that another transaction has locked makes way: its job is noted anew, and the others go on without it.
+        FOREACH careful IN ARRAY ARRAY[false, true] LOOP
+            BEGIN
+                PERFORM set_config('lock_timeout', '100ms', true);
+                WITH found AS MATERIALIZED (
+                    SELECT d.before, d.after, d.place
+                      FROM unnest(ended, fates, froms) AS e(job, fate, settled_to)
+                     CROSS JOIN LATERAL (
+                           SELECT d.before, d.after, d.ctid AS place FROM tenure.job_edges d
+                            WHERE d.before = e.job AND d.after > e.settled_to
+                              AND (d.state IS NULL OR e.fate = 'completed' AND d.state <> 'completed'
+                                   OR e.fate IN ('cancelled', 'purged') AND d.state = 'failed')
+                            ORDER BY d.after LIMIT edges_at_once) d
+                     LIMIT edges_at_once
+                ), taken AS MATERIALIZED (
+                    SELECT f.before, f.after, f.place FROM found f WHERE NOT is_large
+                     UNION ALL
+                    SELECT f.before, f.after, f.place
+                      FROM (SELECT f.*, sum(f.size) OVER (ORDER BY f.before, f.after) AS sum
+                              FROM (SELECT f.*, sizes[width_bucket(f.before, ended)] AS size FROM found f WHERE is_large) f) f
+                     WHERE f.sum - f.size < bytes_at_once
+                ), unlocked AS MATERIALIZED (
+                    SELECT d.ctid AS place FROM tenure.job_edges d
+                     WHERE d.ctid = ANY (ARRAY(SELECT s.place FROM taken s)) FOR NO KEY UPDATE SKIP LOCKED
+                ), passed AS MATERIALIZED (
+                    SELECT s.before FROM taken s WHERE careful AND (s.place IN (SELECT u.place FROM unlocked u)) IS NOT TRUE
+                ), moved AS (
+                    UPDATE tenure.job_edges d
+                       SET state = fates[width_bucket(d.before, ended)], ended_at = clock_timestamp(),
+                           output = CASE WHEN fates[width_bucket(d.before, ended)] <> 'completed' THEN NULL
+                                         WHEN sizes[width_bucket(d.before, ended)] > 0
+                                         THEN coalesce((SELECT h.output FROM tenure.job_history h WHERE h.id = d.before), d.output)
+                                         ELSE d.output END
+                     WHERE d.ctid = ANY (CASE WHEN careful THEN ARRAY(SELECT u.place FROM unlocked u)
+                                              ELSE ARRAY(SELECT s.place FROM taken s) END)
+                       -- Again, for an edge that another call has settled meanwhile.
+                       AND (d.state IS NULL OR fates[width_bucket(d.before, ended)] = 'completed' AND d.state <> 'completed'
+                            OR fates[width_bucket(d.before, ended)] IN ('cancelled', 'purged') AND d.state = 'failed')
+                    RETURNING d.after, d.step, d.state
+                )
+                SELECT (SELECT count(*) FROM taken), (SELECT (array_agg(s.before ORDER BY s.before DESC, s.after DESC))[1] FROM taken s),
+                       (SELECT (array_agg(s.after ORDER BY s.before DESC, s.after DESC))[1] FROM taken s),
+                       (SELECT count(*) = edges_at_once FROM found) OR (SELECT count(*) FROM taken) < (SELECT count(*) FROM found),
+                       (SELECT count(*) FROM passed), (SELECT array_agg(DISTINCT p.before) FROM passed p),
+                       count(*), array_agg(DISTINCT after) FILTER (WHERE step IS NULL),
+                       hurt || array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state <> 'completed'),
+                       hopeless || array_agg(DISTINCT after) FILTER (WHERE step IS NULL AND state IN ('cancelled', 'purged')),
+                       jsonb_agg(DISTINCT jsonb_build_array(after, step)) FILTER (WHERE step IS NOT NULL)
+                  INTO known, last_before, last_after, has_more, skips, skipped, settled, touched, hurt, hopeless, moved_steps
+                  FROM moved;
+                EXIT;
+            EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+                IF careful THEN
+                    RAISE;
+                END IF;
+            END;
+        END LOOP;
+        PERFORM set_config('lock_timeout', '2s', true);
+        known := known - skips;
+        INSERT INTO tenure.group_ends (job_id, ended_as)
+        SELECT e.job, e.fate FROM unnest(ended, fates) AS e(job, fate) WHERE e.job = ANY (skipped);
+        held := coalesce(held || skipped, held, skipped);
         steps := coalesce(steps || moved_steps, steps, moved_steps);
     END IF;
 
@@ -439,6 +428,23 @@ BEGIN
                       THEN ARRAY(SELECT unnest(ready) EXCEPT SELECT unnest(ids)) END;
     END LOOP;
     IF woken IS NOT NULL THEN
+        -- An attempt that runs may not have seen the end of the last of these jobs: its settle compares when they ended with
+        -- when it began, and they ended before their end was committed. The job's row is locked here and at the settle.
+        FOR of IN
+            SELECT DISTINCT j.id AS job, w ->> 1 AS step
+              FROM jsonb_array_elements(steps) AS w
+              JOIN tenure.jobs j ON j.id = (w ->> 0)::uuid
+             WHERE j.id = ANY (woken) AND j.status = 'processing'
+        LOOP
+            UPDATE tenure.job_edges d
+               SET ended_at = clock_timestamp()
+             WHERE d.ctid = (SELECT e.ctid FROM tenure.job_edges e
+                              WHERE e.after = of.job AND e.step = of.step AND e.state IS NOT NULL
+                              ORDER BY e.n DESC LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED);
+            IF NOT FOUND THEN
+                INSERT INTO tenure.group_ends (job_id, ended_as, step) VALUES (of.job, 'settled', of.step);
+            END IF;
+        END LOOP;
         BEGIN
             PERFORM set_config('lock_timeout', '100ms', true);
             PERFORM tenure.wake_jobs(woken);
@@ -450,7 +456,7 @@ BEGIN
     END IF;
 
     -- 7. Ends that have edges left: the next call goes on; also where another one has changed some of those that were found.
-    IF known < edges_at_once AND settled >= known THEN
+    IF NOT has_more AND settled >= known THEN
         DELETE FROM tenure.group_ends g WHERE g.id = ANY (noted);
     ELSE
         DELETE FROM tenure.group_ends g
@@ -460,7 +466,7 @@ BEGIN
         UPDATE tenure.group_ends g SET settled_to = last_after
          WHERE g.id = ANY (noted) AND g.job_id = last_before AND g.ended_as <> 'settled' AND settled >= known;
     END IF;
-    IF cardinality(noted) = most OR known = edges_at_once OR settled < known OR has_cut OR again THEN
+    IF cardinality(noted) = most OR has_more OR settled < known OR has_cut OR again THEN
         RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::text, NULL::int, NULL::text, NULL::text;
     END IF;
 END $$;

@@ -16,9 +16,9 @@ use crate::{
 };
 
 /// How many followers one look for unnoted ends covers.
-const MENDED_AT_ONCE: i32 = 200;
+pub(crate) const MENDED_AT_ONCE: i32 = 200;
 /// How many followers one statement looks at that forgets those which are gone.
-const SWEPT_AT_ONCE: i32 = 1_000;
+pub(crate) const SWEPT_AT_ONCE: i32 = 1_000;
 
 /// Works off the ends that are noted, and publishes the jobs that this releases. Returns how many.
 ///
@@ -27,13 +27,14 @@ pub(crate) async fn release(store: &Store, nats: &Nats, stop: &Stop) -> Result<u
     relay::publish_in_task(store, nats, relay::Take::Followers, stop).await
 }
 
-/// Looks for ends that were not noted, from this follower on. Returns where the next look goes on; nil: at the start.
-pub(crate) async fn mend(store: &Store, after: Uuid) -> Result<Uuid, StoreError> {
-    Ok(store.mend_groups(after, MENDED_AT_ONCE).await?.unwrap_or_default())
+/// Looks for ends that were not noted, before at most `most` followers after this one. Returns where the next look goes
+/// on; nil: at the start.
+pub(crate) async fn mend(store: &Store, after: Uuid, most: i32) -> Result<Uuid, StoreError> {
+    Ok(store.mend_groups(after, most).await?.unwrap_or_default())
 }
 
-/// Forgets groups whose jobs retention has removed, from this follower on. Returns where the next look goes on; nil: at
-/// the start.
-pub(crate) async fn sweep(store: &Store, after: Uuid) -> Result<Uuid, StoreError> {
-    Ok(store.sweep_groups(after, SWEPT_AT_ONCE).await?.unwrap_or_default())
+/// Forgets groups whose jobs retention has removed, of at most `most` followers after this one. Returns where the next look
+/// goes on; nil: at the start.
+pub(crate) async fn sweep(store: &Store, after: Uuid, most: i32) -> Result<Uuid, StoreError> {
+    Ok(store.sweep_groups(after, most).await?.unwrap_or_default())
 }

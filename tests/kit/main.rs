@@ -37,6 +37,9 @@ struct Args {
     /// Only this case; repeatable.
     #[arg(long)]
     case: Vec<String>,
+    /// Only the wrong clients, and the client that they are made of: `make test` runs the others.
+    #[arg(long, conflicts_with = "client")]
+    mistakes: bool,
     /// How many small jobs the case `many` has.
     #[arg(long, default_value_t = JOBS)]
     jobs: usize,
@@ -78,7 +81,7 @@ async fn conformance(args: &Args) -> Result<bool, String> {
     }
     let has_own = !clients.is_empty();
     if !has_own {
-        clients = Client::all();
+        clients = if args.mistakes { vec![] } else { Client::all() };
         clients.push(Client::python("wrong.py", "wrong.py"));
     }
     for client in &mut clients {

@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::JOBS_AT_ONCE;
+use super::{EDGES_AT_ONCE, EDGES_MAX, JOBS_AT_ONCE};
 use crate::{
     client::enqueue::{Accepts, JobRequest},
     enqueue::insert::EnqueueError,
@@ -30,7 +30,8 @@ impl<S> JobContext<S> {
     ///
     /// # Errors
     ///
-    /// A permanent [`JobError`] if the job is in no group, or a new job is not valid; those of [`JobContext::once`].
+    /// A permanent [`JobError`] if the job is in no group, a new job is not valid, or the new jobs times those that follow
+    /// this one are more than 500,000; those of [`JobContext::once`].
     pub async fn add_to_group<R: Into<JobRequest>>(
         &self,
         key: &str,
@@ -42,12 +43,22 @@ impl<S> JobContext<S> {
         let (own, jobs) = (self.id(), self.children(group, jobs)?);
         self.once(key, async move |tx| {
             let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-            let mut joined = 0;
-            for some in ids.chunks(JOBS_AT_ONCE) {
-                joined += join_edges(tx, some, own).await?;
-            }
-            if joined == 0 && !ids.is_empty() {
-                return Err(JobError::permanent("no job of its group follows this job"));
+            if let Some((first, others)) = ids.split_first() {
+                // As many edges as jobs follow this one.
+                let follow = usize::try_from(join_edges(tx, &[*first], own).await?).unwrap_or(usize::MAX);
+                if follow == 0 {
+                    return Err(JobError::permanent("no job of its group follows this job"));
+                }
+                if ids.len().saturating_mul(follow) > EDGES_MAX as usize {
+                    return Err(JobError::permanent(format!(
+                        "{} jobs before the {follow} that follow this one are more than {EDGES_MAX} waits: put one job \
+                         between, which waits for the new ones",
+                        ids.len()
+                    )));
+                }
+                for some in others.chunks((EDGES_AT_ONCE / follow).clamp(1, JOBS_AT_ONCE)) {
+                    join_edges(tx, some, own).await?;
+                }
             }
             insert(tx, &jobs).await?;
             Ok(ids)

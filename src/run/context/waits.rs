@@ -29,8 +29,11 @@ use crate::{
     store::groups::{EndBefore, EventSeen, StepStates},
 };
 
-/// The most ends of one statement.
+/// The most ends of one statement, and how many the first one reads: outputs may be large.
 const ENDS_AT_ONCE: i64 = 2_000;
+const ENDS_AT_FIRST: i64 = 125;
+/// How many bytes of outputs one statement should read.
+const BYTES_AT_ONCE: usize = 4 * 1024 * 1024;
 
 impl<S> JobContext<S> {
     /// Returns the outputs of the jobs that this one follows in its [group](crate::Tenure::group), in the order in
@@ -81,18 +84,26 @@ impl<S> JobContext<S> {
 
     async fn ends_before(&self, step: Option<&str>) -> Result<Vec<EndBefore>, JobError> {
         let mut all: Vec<EndBefore> = Vec::new();
+        let mut most = ENDS_AT_FIRST;
         loop {
             let after = all.last().map_or(0, |end| end.n);
-            match self.store.outputs(self.id(), step, after, ENDS_AT_ONCE).await {
+            match self.store.outputs(self.id(), step, after, most).await {
                 Ok(some) => {
-                    let is_last = i64::try_from(some.len()).is_ok_and(|n| n < ENDS_AT_ONCE);
+                    let is_last = i64::try_from(some.len()).is_ok_and(|n| n < most);
+                    let bytes: usize =
+                        some.iter().filter_map(|end| end.output.as_ref().map(String::len)).sum();
                     all.extend(some);
                     if is_last {
                         return Ok(all);
                     }
+                    most = if bytes < BYTES_AT_ONCE { most * 4 } else { most / 2 };
                 }
-                Err(error) => self.wait_for(error).await?,
+                Err(error) => {
+                    most /= 4;
+                    self.wait_for(error).await?;
+                }
             }
+            most = most.clamp(1, ENDS_AT_ONCE);
         }
     }
 

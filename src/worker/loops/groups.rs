@@ -58,7 +58,7 @@ impl Work for TendGroups {
     async fn run(self) {
         let Relay { store, nats, turns, stop } = &self.relay;
         let mut tended_at = Instant::now();
-        let (mut mended, mut swept) = (Uuid::nil(), Uuid::nil());
+        let mut rounds = [Round::new(Tends::Ends), Round::new(Tends::Gone)];
         loop {
             sleep(jittered(self.every)).await;
             turns.wait_for(Turn::Relay).await;
@@ -74,28 +74,64 @@ impl Work for TendGroups {
                 continue;
             }
             tended_at = Instant::now();
-            if let Err(error) = look(store, &mut mended, &mut swept).await {
-                tracing::debug!(%error, "could not look after groups; the worker will retry");
+            for round in &mut rounds {
+                if let Err(error) = round.look(store).await
+                    && let Some(left_out) = repeats::tell("groups", &error)
+                {
+                    tracing::warn!(%error, left_out, "could not look after groups; the worker will retry");
+                }
             }
         }
     }
 }
 
-/// Looks at a part of all followers, from where the last look ended.
-async fn look(store: &Store, mended: &mut Uuid, swept: &mut Uuid) -> Result<(), StoreError> {
-    let began_at = Instant::now();
-    loop {
-        *mended = groups::mend(store, *mended).await?;
-        if mended.is_nil() || began_at.elapsed() > LOOK_MAX {
-            break;
+/// What a look is for.
+#[derive(Clone, Copy)]
+enum Tends {
+    /// Ends that nobody has noted.
+    Ends,
+    /// Groups that are gone.
+    Gone,
+}
+
+impl Tends {
+    /// How many followers a statement looks at.
+    fn most(self) -> i32 {
+        match self {
+            Self::Ends => groups::MENDED_AT_ONCE,
+            Self::Gone => groups::SWEPT_AT_ONCE,
         }
     }
-    let began_at = Instant::now();
-    loop {
-        *swept = groups::sweep(store, *swept).await?;
-        if swept.is_nil() || began_at.elapsed() > LOOK_MAX {
-            break;
+}
+
+/// A look at all followers, part by part.
+struct Round {
+    of: Tends,
+    /// The last follower that was looked at; nil: the next part is the first.
+    after: Uuid,
+    /// How many followers the next statement looks at. One of them may wait for a hundred thousand jobs: a statement that
+    /// fails, as at its deadline, is followed by a smaller one.
+    most: i32,
+}
+
+impl Round {
+    fn new(of: Tends) -> Self {
+        Self { of, after: Uuid::nil(), most: of.most() }
+    }
+
+    /// Goes on from where the last look ended.
+    async fn look(&mut self, store: &Store) -> Result<(), StoreError> {
+        let began_at = Instant::now();
+        loop {
+            let part = match self.of {
+                Tends::Ends => groups::mend(store, self.after, self.most).await,
+                Tends::Gone => groups::sweep(store, self.after, self.most).await,
+            };
+            self.after = part.inspect_err(|_| self.most = (self.most / 4).max(1))?;
+            self.most = (self.most * 2).min(self.of.most());
+            if self.after.is_nil() || began_at.elapsed() > LOOK_MAX {
+                return Ok(());
+            }
         }
     }
-    Ok(())
 }

@@ -43,4 +43,13 @@ pub(super) const FAULTS: &[Fault] = &[
         "copied part by part, 16 MiB in a call, which ends in time",
         &["groups::settled::a_large_output_is_copied_to_many_followers_part_by_part"],
     ),
+    fault(
+        "an open transaction holds the row of a follower, of a job before it, or of the wait itself",
+        "other groups go on; this one when the transaction has ended",
+        &[
+            "groups::settled::an_edge_that_is_locked_holds_up_no_other_group",
+            "groups::settled::an_open_transaction_holds_up_no_other_group",
+            "groups::troubles::one_follower_that_cannot_be_released_keeps_back_no_other",
+        ],
+    ),
 ];
