@@ -33,8 +33,8 @@ pub(crate) async fn mend(store: &Store, after: Uuid, most: i32) -> Result<Uuid, 
     Ok(store.mend_groups(after, most).await?.unwrap_or_default())
 }
 
-/// Forgets groups whose jobs retention has removed, of at most `most` followers after this one. Returns where the next look
-/// goes on; nil: at the start.
+/// Forgets groups whose jobs retention has removed, of at most `most` followers after this one. Returns where the next
+/// look goes on; nil: at the start.
 pub(crate) async fn sweep(store: &Store, after: Uuid, most: i32) -> Result<Uuid, StoreError> {
     Ok(store.sweep_groups(after, most).await?.unwrap_or_default())
 }

@@ -30,8 +30,8 @@ impl<S> JobContext<S> {
     ///
     /// # Errors
     ///
-    /// A permanent [`JobError`] if the job is in no group, a new job is not valid, or the new jobs times those that follow
-    /// this one are more than 500,000; those of [`JobContext::once`].
+    /// A permanent [`JobError`] if the job is in no group, a new job is not valid, or the new jobs times those that
+    /// follow this one are more than 500,000; those of [`JobContext::once`].
     pub async fn add_to_group<R: Into<JobRequest>>(
         &self,
         key: &str,
@@ -51,8 +51,8 @@ impl<S> JobContext<S> {
                 }
                 if ids.len().saturating_mul(follow) > EDGES_MAX as usize {
                     return Err(JobError::permanent(format!(
-                        "{} jobs before the {follow} that follow this one are more than {EDGES_MAX} waits: put one job \
-                         between, which waits for the new ones",
+                        "{} jobs before the {follow} that follow this one are more than {EDGES_MAX} waits: put one \
+                         job between, which waits for the new ones",
                         ids.len()
                     )));
                 }

@@ -109,8 +109,8 @@ struct Round {
     of: Tends,
     /// The last follower that was looked at; nil: the next part is the first.
     after: Uuid,
-    /// How many followers the next statement looks at. One of them may wait for a hundred thousand jobs: a statement that
-    /// fails, as at its deadline, is followed by a smaller one.
+    /// How many followers the next statement looks at. One of them may wait for a hundred thousand jobs: a statement
+    /// that fails, as at its deadline, is followed by a smaller one.
     most: i32,
 }
 
