@@ -139,12 +139,12 @@ pub(crate) async fn part(job: AnalyzePart, ctx: JobContext<App>) -> Result<Outco
 pub(crate) async fn clone(job: CloneRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
     ctx.progress("opening", 0.0, &job.repo).await?;
     let clones = ctx.state().clones.clone();
-    let cloned = on_a_thread(&ctx, move |steps| {
+    let work = on_a_thread(&ctx, move |steps| {
         let repository = open(&job.repo, &clones, steps)?;
         let head = repository.head()?.peel_to_commit().context("the repository has no commits")?.id();
         Ok(Cloned { commits: commits(&repository, head)?.len(), head: head.to_string() })
     });
-    Outcome::done(cloned.await?)
+    Outcome::done(work.await?)
 }
 
 /// Runs work of libgit2, which blocks, on a separate thread, and reports its steps. It stops when the handler is
@@ -232,15 +232,12 @@ fn walk(
     steps: &mpsc::Sender<Step>,
 ) -> anyhow::Result<Evolution> {
     let repository = open(repo, clones, steps)?;
-    let commits = match some {
-        Some((head, part)) => {
-            let of_all = commits(&repository, head)?;
-            of_all.get(part).context("the history is shorter than when it was counted")?.to_vec()
-        }
-        None => {
-            let head = repository.head()?.peel_to_commit().context("the repository has no commits")?.id();
-            commits(&repository, head)?
-        }
+    let commits = if let Some((head, part)) = some {
+        let of_all = commits(&repository, head)?;
+        of_all.get(part).context("the history is shorter than when it was counted")?.to_vec()
+    } else {
+        let head = repository.head()?.peel_to_commit().context("the repository has no commits")?.id();
+        commits(&repository, head)?
     };
     let point_every = commits.len().div_ceil(TIMELINE_POINTS).max(1);
     let mut saved_at = Instant::now();

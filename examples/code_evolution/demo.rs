@@ -228,8 +228,8 @@ async fn enqueue(
     tx.commit().await?;
     println!("enqueued {} in a transaction, with a row of our own", first.len());
 
-    let named: Vec<_> = second.iter().map(|name| (name.clone(), short(name))).collect();
-    let report = report::enqueue(tenure, &named).await?;
+    let repositories: Vec<_> = second.iter().map(|name| (name.clone(), short(name))).collect();
+    let report = report::enqueue(tenure, &repositories).await?;
     jobs.extend(report.jobs);
     jobs.push((report.publish, PUBLISH.to_owned()));
     println!(
@@ -336,6 +336,56 @@ async fn show(
     }
 }
 
+/// What must hold in the end: each question has the number of jobs as $1.
+const CHECKS: &[(&str, &str)] = &[
+    ("every job is completed", "SELECT count(*) = $1 FROM tenure.all_jobs WHERE status = 'completed'"),
+    ("no job has another status", "SELECT count(*) = $1 FROM tenure.all_jobs"),
+    (
+        "each was completed by exactly one attempt",
+        "SELECT count(*) = $1 AND count(DISTINCT job_id) = $1
+           FROM tenure.job_executions_all WHERE outcome = 'completed'",
+    ),
+    (
+        "every result was written by the attempt that owned the job then",
+        "SELECT count(*) FILTER (WHERE e.job_id IS NULL
+                                    OR r.written_at < e.started_at OR r.written_at > e.finished_at) = 0
+                AND $1 > 0 AND count(DISTINCT r.job_id) = (
+                    SELECT count(*) FROM tenure.all_jobs WHERE kind IN ('code_evolution', 'code_evolution.part'))
+           FROM code_evolution.results r
+           LEFT JOIN tenure.job_executions_all e USING (job_id, fencing_token)",
+    ),
+    (
+        "the parts have all commits that the clones counted; the merge has their sums, and was approved",
+        "SELECT count(*) = 1 AND $1 > 0 AND bool_and((m.output->>'commits')::int = (
+                    SELECT sum((a.output->>'commits')::int)
+                      FROM tenure.job_edges e JOIN tenure.all_jobs a ON a.id = e.before WHERE e.after = m.id)
+                AND (m.output->>'commits')::int = (
+                    SELECT sum((c.output->>'commits')::int)
+                      FROM tenure.all_jobs c WHERE c.kind = 'code_evolution.clone')
+                AND (SELECT p.output #>> '{}' LIKE '%, approved by the demo' FROM tenure.all_jobs p
+                      WHERE p.kind = 'code_evolution.publish'))
+           FROM tenure.all_jobs m WHERE m.kind = 'code_evolution.merge'",
+    ),
+    (
+        "a worker was killed, and one frozen, in the middle of a part of the graph",
+        "SELECT count(DISTINCT owner_before) >= 2 AND $1 > 0
+           FROM tenure.recovery_events r JOIN tenure.all_jobs j ON j.id = r.job_id
+          WHERE event = 'reset' AND j.kind = 'code_evolution.part'",
+    ),
+    (
+        "recovery reset jobs of at least two silent workers",
+        "SELECT count(DISTINCT owner_before) >= 2 AND $1 > 0 FROM tenure.recovery_events WHERE event = 'reset'",
+    ),
+    (
+        "Postgres refused writes, and only of workers that had lost the job",
+        "SELECT count(*) > 0 AND $1 > 0 AND bool_and(EXISTS (
+                    SELECT FROM tenure.job_executions e
+                     WHERE e.job_id = r.job_id AND e.fencing_token = r.fencing_token
+                       AND e.worker_id = r.owner_before AND e.outcome = 'lost'))
+           FROM tenure.recovery_events r WHERE event = 'refused_write'",
+    ),
+];
+
 /// Prints the results, and checks them by SQL alone.
 async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
     let mut table = Table::new();
@@ -387,57 +437,9 @@ async fn report(pool: &PgPool, expected: usize) -> anyhow::Result<bool> {
         let (write, owner): (String, String) = (row.try_get("reason")?, row.try_get("owner_before")?);
         println!("refused: {write} of {owner} (stale), {} time(s)", row.try_get::<i64, _>("writes")?);
     }
-    let checks = [
-        ("every job is completed", "SELECT count(*) = $1 FROM tenure.all_jobs WHERE status = 'completed'"),
-        ("no job has another status", "SELECT count(*) = $1 FROM tenure.all_jobs"),
-        (
-            "each was completed by exactly one attempt",
-            "SELECT count(*) = $1 AND count(DISTINCT job_id) = $1
-               FROM tenure.job_executions_all WHERE outcome = 'completed'",
-        ),
-        (
-            "every result was written by the attempt that owned the job then",
-            "SELECT count(*) FILTER (WHERE e.job_id IS NULL
-                                        OR r.written_at < e.started_at OR r.written_at > e.finished_at) = 0
-                    AND $1 > 0 AND count(DISTINCT r.job_id) = (
-                        SELECT count(*) FROM tenure.all_jobs WHERE kind IN ('code_evolution', 'code_evolution.part'))
-               FROM code_evolution.results r
-               LEFT JOIN tenure.job_executions_all e USING (job_id, fencing_token)",
-        ),
-        (
-            "the parts have all commits that the clones counted; the merge has their sums, and was approved",
-            "SELECT count(*) = 1 AND $1 > 0 AND bool_and((m.output->>'commits')::int = (
-                        SELECT sum((a.output->>'commits')::int)
-                          FROM tenure.job_edges e JOIN tenure.all_jobs a ON a.id = e.before WHERE e.after = m.id)
-                    AND (m.output->>'commits')::int = (
-                        SELECT sum((c.output->>'commits')::int)
-                          FROM tenure.all_jobs c WHERE c.kind = 'code_evolution.clone')
-                    AND (SELECT p.output #>> '{}' LIKE '%, approved by the demo' FROM tenure.all_jobs p
-                          WHERE p.kind = 'code_evolution.publish'))
-               FROM tenure.all_jobs m WHERE m.kind = 'code_evolution.merge'",
-        ),
-        (
-            "a worker was killed, and one frozen, in the middle of a part of the graph",
-            "SELECT count(DISTINCT owner_before) >= 2 AND $1 > 0
-               FROM tenure.recovery_events r JOIN tenure.all_jobs j ON j.id = r.job_id
-              WHERE event = 'reset' AND j.kind = 'code_evolution.part'",
-        ),
-        (
-            "recovery reset jobs of at least two silent workers",
-            "SELECT count(DISTINCT owner_before) >= 2 AND $1 > 0 FROM tenure.recovery_events WHERE event = 'reset'",
-        ),
-        (
-            "Postgres refused writes, and only of workers that had lost the job",
-            "SELECT count(*) > 0 AND $1 > 0 AND bool_and(EXISTS (
-                        SELECT FROM tenure.job_executions e
-                         WHERE e.job_id = r.job_id AND e.fencing_token = r.fencing_token
-                           AND e.worker_id = r.owner_before AND e.outcome = 'lost'))
-               FROM tenure.recovery_events r WHERE event = 'refused_write'",
-        ),
-    ];
     let mut proven = true;
-    for (what, sql) in checks {
-        let holds: bool = sqlx::query_scalar(sql).bind(i64::try_from(expected)?).fetch_one(pool).await?;
+    for (what, sql) in CHECKS {
+        let holds: bool = sqlx::query_scalar(*sql).bind(i64::try_from(expected)?).fetch_one(pool).await?;
         println!("{} {what}", if holds { "ok  " } else { "FAIL" });
         proven &= holds;
     }

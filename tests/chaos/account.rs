@@ -272,6 +272,70 @@ const NEVER: &[Never] = &[
     },
 ];
 
+/// What is counted: that it happened at all.
+const COUNTED: &[(&str, &str)] = &[
+    ("jobs tried", "SELECT count(*) FROM chaos.journal"),
+    ("accepted", "SELECT count(*) FROM chaos.journal WHERE accepted"),
+    ("  by `enqueue`", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'enqueue'"),
+    (
+        "  in the user's transaction",
+        "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'transaction'",
+    ),
+    ("  as a message", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'submission'"),
+    ("  debounced", "SELECT count(*) FROM chaos.journal WHERE accepted AND key IS NOT NULL"),
+    ("jobs that follow others", "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL"),
+    (
+        "  of which a failure cancelled",
+        "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL AND status = 'cancelled'",
+    ),
+    (
+        "  that come after such a one",
+        "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL AND before IS NOT NULL",
+    ),
+    ("jobs that wait for an answer", "SELECT count(DISTINCT n) FROM chaos.heard"),
+    (
+        "  whose wait with an end was answered in time",
+        "SELECT count(DISTINCT n) FROM chaos.heard WHERE hurried IS NOT NULL",
+    ),
+    ("jobs that other jobs enqueued", "SELECT count(*) FROM chaos.children JOIN chaos.found USING (n)"),
+    (
+        "dead letters redriven one by one, and completed",
+        "SELECT count(*) FROM chaos.found f WHERE act = 'dies at first' AND status = 'completed'
+                AND EXISTS (SELECT FROM chaos.attempts a WHERE a.job_id = f.id AND a.outcome = 'failed')",
+    ),
+    ("jobs called in batches", "SELECT count(*) FROM chaos.found WHERE kind = 'batched'"),
+    (
+        "  lost",
+        "SELECT count(*) FROM chaos.attempts a JOIN chaos.found f ON f.id = a.job_id
+             WHERE f.kind = 'batched' AND a.outcome = 'lost'",
+    ),
+    ("  calm redrives of dead ones", "SELECT count(*) FROM tenure.redrives"),
+    ("sealed jobs", "SELECT count(*) FROM chaos.found WHERE kind = 'hidden'"),
+    ("jobs with steps and a pause", "SELECT count(DISTINCT n) FROM chaos.steps"),
+    ("logs of attempts", "SELECT count(*) FROM chaos.logs"),
+    ("ticks of a schedule", "SELECT count(*) FROM chaos.ticks"),
+    ("jobs in lanes", "SELECT count(*) FROM chaos.found WHERE lane IS NOT NULL"),
+    ("  at most at once in one", "SELECT coalesce(max(n), 0)::bigint FROM chaos.at_once"),
+    ("  at most started in a second in one", "SELECT coalesce(max(n), 0) FROM chaos.in_a_second"),
+    ("jobs made of debounced ones", "SELECT count(*) FROM chaos.found WHERE key IS NOT NULL"),
+    (
+        "of unknown outcome, and done",
+        "SELECT count(*) FROM chaos.journal j JOIN chaos.found USING (n) WHERE NOT accepted AND j.key IS NULL",
+    ),
+    ("jobs for workers in other languages", "SELECT count(*) FROM chaos.found WHERE is_foreign"),
+    ("completed", "SELECT count(*) FROM chaos.found WHERE status = 'completed'"),
+    (
+        "  by workers in other languages",
+        "SELECT count(*) FROM chaos.found WHERE status = 'completed' AND is_foreign",
+    ),
+    ("cancelled", "SELECT count(*) FROM chaos.found WHERE status = 'cancelled'"),
+    ("dead letters", "SELECT count(*) FROM chaos.found WHERE status = 'failed'"),
+    ("attempts", "SELECT count(*) FROM chaos.attempts"),
+    ("  lost", "SELECT count(*) FROM chaos.attempts WHERE outcome = 'lost'"),
+    ("  released", "SELECT count(*) FROM chaos.attempts WHERE outcome = 'released'"),
+    ("stale writes refused", "SELECT count(*) FROM tenure.recovery_events WHERE event = 'refused_write'"),
+];
+
 /// Prints the account. Returns whether nothing is wrong.
 pub async fn account(
     pool: &PgPool,
@@ -283,68 +347,7 @@ pub async fn account(
     load(pool, journal).await;
     let mut fine = ended.is_some();
     println!();
-    for (what, sql) in [
-        ("jobs tried", "SELECT count(*) FROM chaos.journal"),
-        ("accepted", "SELECT count(*) FROM chaos.journal WHERE accepted"),
-        ("  by `enqueue`", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'enqueue'"),
-        (
-            "  in the user's transaction",
-            "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'transaction'",
-        ),
-        ("  as a message", "SELECT count(*) FROM chaos.journal WHERE accepted AND way = 'submission'"),
-        ("  debounced", "SELECT count(*) FROM chaos.journal WHERE accepted AND key IS NOT NULL"),
-        ("jobs that follow others", "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL"),
-        (
-            "  of which a failure cancelled",
-            "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL AND status = 'cancelled'",
-        ),
-        (
-            "  that come after such a one",
-            "SELECT count(*) FROM chaos.found WHERE on_failure IS NOT NULL AND before IS NOT NULL",
-        ),
-        ("jobs that wait for an answer", "SELECT count(DISTINCT n) FROM chaos.heard"),
-        (
-            "  whose wait with an end was answered in time",
-            "SELECT count(DISTINCT n) FROM chaos.heard WHERE hurried IS NOT NULL",
-        ),
-        ("jobs that other jobs enqueued", "SELECT count(*) FROM chaos.children JOIN chaos.found USING (n)"),
-        (
-            "dead letters redriven one by one, and completed",
-            "SELECT count(*) FROM chaos.found f WHERE act = 'dies at first' AND status = 'completed'
-                AND EXISTS (SELECT FROM chaos.attempts a WHERE a.job_id = f.id AND a.outcome = 'failed')",
-        ),
-        ("jobs called in batches", "SELECT count(*) FROM chaos.found WHERE kind = 'batched'"),
-        (
-            "  lost",
-            "SELECT count(*) FROM chaos.attempts a JOIN chaos.found f ON f.id = a.job_id
-             WHERE f.kind = 'batched' AND a.outcome = 'lost'",
-        ),
-        ("  calm redrives of dead ones", "SELECT count(*) FROM tenure.redrives"),
-        ("sealed jobs", "SELECT count(*) FROM chaos.found WHERE kind = 'hidden'"),
-        ("jobs with steps and a pause", "SELECT count(DISTINCT n) FROM chaos.steps"),
-        ("logs of attempts", "SELECT count(*) FROM chaos.logs"),
-        ("ticks of a schedule", "SELECT count(*) FROM chaos.ticks"),
-        ("jobs in lanes", "SELECT count(*) FROM chaos.found WHERE lane IS NOT NULL"),
-        ("  at most at once in one", "SELECT coalesce(max(n), 0)::bigint FROM chaos.at_once"),
-        ("  at most started in a second in one", "SELECT coalesce(max(n), 0) FROM chaos.in_a_second"),
-        ("jobs made of debounced ones", "SELECT count(*) FROM chaos.found WHERE key IS NOT NULL"),
-        (
-            "of unknown outcome, and done",
-            "SELECT count(*) FROM chaos.journal j JOIN chaos.found USING (n) WHERE NOT accepted AND j.key IS NULL",
-        ),
-        ("jobs for workers in other languages", "SELECT count(*) FROM chaos.found WHERE is_foreign"),
-        ("completed", "SELECT count(*) FROM chaos.found WHERE status = 'completed'"),
-        (
-            "  by workers in other languages",
-            "SELECT count(*) FROM chaos.found WHERE status = 'completed' AND is_foreign",
-        ),
-        ("cancelled", "SELECT count(*) FROM chaos.found WHERE status = 'cancelled'"),
-        ("dead letters", "SELECT count(*) FROM chaos.found WHERE status = 'failed'"),
-        ("attempts", "SELECT count(*) FROM chaos.attempts"),
-        ("  lost", "SELECT count(*) FROM chaos.attempts WHERE outcome = 'lost'"),
-        ("  released", "SELECT count(*) FROM chaos.attempts WHERE outcome = 'released'"),
-        ("stale writes refused", "SELECT count(*) FROM tenure.recovery_events WHERE event = 'refused_write'"),
-    ] {
+    for (what, sql) in COUNTED {
         println!("{:>9}  {what}", one::<i64>(pool, sql).await);
     }
     let paths: Option<String> = one(
