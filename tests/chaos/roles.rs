@@ -414,7 +414,7 @@ async fn debounced(tenure: &Tenure) {
             *seq += 1;
             let lane = (of >= 2).then(|| format!("l{of}"));
             let mut task = Task { debounce: Some(key.clone()), seq: Some(*seq), lane, ..plain_task() };
-            // The payload of one that waits may be replaced: who answers it would not know which one asked.
+            // The payload of one that waits may be replaced: an answer would not know which payload asked.
             if matches!(task.act.as_str(), "asks" | "all" | "dies at first") {
                 (task.act, task.children) = ("once".into(), vec![]);
             }

@@ -213,7 +213,7 @@ fn every_mistake_in_the_waits_is_found() {
     let answers = Some("two attempts saw two answers");
     let mistakes = [
         (LooksBeforeItLocks, &both, None),
-        (WakesNobody, &both, None),
+        (SignalWithoutWake, &both, None),
         (SecondReplaces, &both, answers),
         (ComesTooLate, &both_ends, answers),
         (OnlyTheNamedCounts, &Waits { own_ends: false, ..WAITS }, None),

@@ -14,7 +14,7 @@ pub(crate) enum Mutation {
     /// The settle holds the job by what its snapshot showed, from before the lock.
     LooksBeforeItLocks,
     /// A signal writes the event, and does not wake the job that is held.
-    WakesNobody,
+    SignalWithoutWake,
     /// A later signal of the name replaces the event.
     SecondReplaces,
     /// An event may come after the end of its wait.
@@ -27,7 +27,7 @@ pub(crate) enum Mutation {
     WaitIsCharged,
     /// The settle does not check whose the job is.
     SettleWithoutFence,
-    /// Nobody wakes the job when the time of its wait is over.
+    /// The relay does not wake the job when the time of its wait is over.
     TimeIsForgotten,
 }
 
@@ -242,7 +242,7 @@ impl Waits {
         }
         state.event = Event::Came(number);
         state.is_new[For::Event as usize] = true;
-        if state.job == Job::Held && !self.is(Mutation::WakesNobody) {
+        if state.job == Job::Held && !self.is(Mutation::SignalWithoutWake) {
             state.job = Job::Due;
         }
     }

@@ -386,7 +386,7 @@ pub(super) fn taken(name: &str) -> JobError {
 }
 
 impl Steps {
-    /// Names the recorded steps that the handler has not called in the log of the job, where who looks at it sees them.
+    /// Names the recorded steps that the handler has not called, in the log of the job.
     pub(crate) fn log_uncalled(&self, log: &Tail) {
         let uncalled = self.uncalled();
         if !uncalled.is_empty() {

@@ -29,10 +29,11 @@ use crate::{
     store::groups::{EndBefore, EventSeen, StepStates},
 };
 
-/// The most ends of one statement, and how many the first one reads: outputs may be large.
+/// The most ends of one statement.
 const ENDS_AT_ONCE: i64 = 2_000;
+/// How many ends the first statement reads: their outputs may be large.
 const ENDS_AT_FIRST: i64 = 125;
-/// How many bytes of outputs one statement should read.
+/// A statement that reads more bytes of outputs is followed by a smaller one.
 const BYTES_AT_ONCE: usize = 4 * 1024 * 1024;
 
 impl<S> JobContext<S> {

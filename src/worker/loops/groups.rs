@@ -88,9 +88,9 @@ impl Work for TendGroups {
 /// What a look is for.
 #[derive(Clone, Copy)]
 enum Tends {
-    /// Ends that nobody has noted.
+    /// Finds ends that left no note.
     Ends,
-    /// Groups that are gone.
+    /// Forgets groups that are gone.
     Gone,
 }
 
@@ -127,11 +127,37 @@ impl Round {
                 Tends::Ends => groups::mend(store, self.after, self.most).await,
                 Tends::Gone => groups::sweep(store, self.after, self.most).await,
             };
-            self.after = part.inspect_err(|_| self.most = (self.most / 4).max(1))?;
-            self.most = (self.most * 2).min(self.of.most());
+            self.take(part)?;
             if self.after.is_nil() || began_at.elapsed() > LOOK_MAX {
                 return Ok(());
             }
+        }
+    }
+
+    fn take<E>(&mut self, part: Result<Uuid, E>) -> Result<(), E> {
+        self.after = part.inspect_err(|_| self.most = (self.most / 4).max(1))?;
+        self.most = (self.most * 2).min(self.of.most());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_fails_is_tried_again_as_a_smaller_one() {
+        let mut round = Round::new(Tends::Ends);
+        let at = Uuid::from_u128(7);
+        round.take(Ok::<_, ()>(at)).unwrap();
+        assert_eq!((round.after, round.most), (at, 200));
+        for most in [50, 12, 3, 1, 1] {
+            round.take(Err("at its deadline")).unwrap_err();
+            assert_eq!((round.after, round.most), (at, most));
+        }
+        for most in [2, 4] {
+            round.take(Ok::<_, ()>(Uuid::nil())).unwrap();
+            assert_eq!((round.after, round.most), (Uuid::nil(), most));
         }
     }
 }

@@ -333,3 +333,57 @@ async fn a_completion_does_not_speak_for_the_next_end_of_its_session() {
     assert_eq!(bench.count("tenure.job_edges WHERE state = 'completed'").await, 20);
     running.stop().await;
 }
+
+/// A look for ends that fails each time, as one that passes its deadline, keeps back no other look.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_is_forgotten_although_no_end_can_be_looked_for() {
+    let bench = bench().await;
+    let parts = [job("part", json!({"n": 1}))];
+    let group = bench.tenure.group(parts).then(job("merge", json!({}))).await.unwrap();
+    let running = worker(&bench.tenure);
+    bench.until_finished(group.id).await;
+    bench
+        .execute(
+            "CREATE OR REPLACE FUNCTION tenure.mend_groups(after_follower uuid, most int) RETURNS uuid
+             LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not today'; END $$",
+        )
+        .await;
+    // As retention does.
+    bench.execute("DELETE FROM tenure.job_history").await;
+    bench.until_count("tenure.followers", 0).await;
+    assert_eq!(bench.count("tenure.job_edges").await, 0);
+    running.stop().await;
+}
+
+/// A member may add a hundred thousand jobs, but not before six that wait for each of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_would_make_too_many_waits_are_refused_before_they_are_written() {
+    let bench = bench().await;
+    let split = async |payload: Value, ctx: JobContext| {
+        let many = payload["many"].as_u64().unwrap();
+        let added = ctx.add_to_group("parts", (0..many).map(|n| job("part", json!({ "n": n })))).await?;
+        Ok::<_, JobError>(json!(added.len()))
+    };
+    let worker = Worker::builder(&bench.tenure).handle_kind("split", KindOptions::new().keepalive(), split);
+    let running = Running::start(worker.concurrency("q", 1));
+    let graph = async |many: u64| {
+        let graph = bench.tenure.graph();
+        let split = graph.add(job("split", json!({ "many": many })));
+        for _ in 0..6 {
+            drop(graph.add(job("merge", json!({}))).after([&split]));
+        }
+        let id = split.id();
+        graph.await.unwrap();
+        bench.until_finished(id).await
+    };
+    let refused = graph(83_334).await.last_error.unwrap();
+    assert!(
+        refused.starts_with("83334 jobs before the 6 that follow this one are more than 500000 waits"),
+        "{refused}"
+    );
+    assert_eq!(bench.count("tenure.job_edges").await, 6);
+    assert_eq!(graph(5).await.output, Some(json!(5)));
+    // Of those that it adds, and its own.
+    assert_eq!(bench.count("tenure.job_edges").await, 6 + 6 * 6);
+    running.stop().await;
+}
