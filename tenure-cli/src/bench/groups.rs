@@ -1,10 +1,10 @@
 //! Groups: draining jobs that wait for each other, beside plain ones; and many jobs that are suspended.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Plan, Ratio, Values,
-    arena::{Arena, LONGEST, count},
+    arena::{Arena, LONGEST, cost, count},
     consume::{all_completed, rate_of_one_worker},
     percentile,
     pickup::now_us,
@@ -19,26 +19,32 @@ const SUSPENDED_QUICK: usize = 5_000;
 /// How long a job sleeps: so long, and longer by a millisecond for each job before it.
 pub(super) const NAP: Duration = Duration::from_secs(60);
 
+const PLAIN: &str = "drain, one worker, plain jobs";
 /// The jobs of one of many groups.
 const MEMBERS: usize = 100;
 
 /// Measures jobs onto one follower, from one job over many onto one, and many such groups, beside plain jobs.
 pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
-    let (beside, rate) = ("drain, one worker, plain jobs", rate_of_one_worker(arena, plan).await?);
-    values.add(beside, "jobs/s", rate);
-    let ratio = |one: f64| Some(Ratio::of(beside, one / rate));
+    let queue = arena.queue();
+    fill(arena, &queue, plan.jobs).await?;
+    let plain = drained(arena, plan, &queue, &[], plan.jobs).await?;
+    values.add(PLAIN, "jobs/s", plain.rate).cpu_us = plain.cpu_us;
+    let mut add = |name: &'static str, groups: Drained| {
+        let value = values.add(name, "jobs/s", groups.rate);
+        (value.ratio, value.cpu_us) = (Some(Ratio::of(PLAIN, groups.rate / plain.rate)), groups.cpu_us);
+    };
 
     let queue = arena.queue();
     let members = (0..plan.jobs - 1).map(|order| request(&queue, order));
     let last = arena.tenure.group(members).then(request(&queue, plan.jobs)).await?.id;
     arena.tenure.flush().await;
     let fan_in = drained(arena, plan, &queue, &[last], plan.jobs).await?;
-    values.add("drain, one worker, all jobs before one follower", "jobs/s", fan_in).ratio = ratio(fan_in);
+    add("drain, one worker, all jobs before one follower", fan_in);
 
     let queue = arena.queue();
     let last = fan_out_and_in(arena, &queue, plan.jobs).await?;
     let one = drained(arena, plan, &queue, &[last], plan.jobs).await?;
-    values.add("drain, one worker, one job before all, and one after", "jobs/s", one).ratio = ratio(one);
+    add("drain, one worker, one job before all, and one after", one);
 
     let queue = arena.queue();
     let mut last = Vec::new();
@@ -47,7 +53,7 @@ pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> a
     }
     arena.tenure.flush().await;
     let many = drained(arena, plan, &queue, &last, last.len() * MEMBERS).await?;
-    values.add("drain, one worker, the same in groups of a hundred", "jobs/s", many).ratio = ratio(many);
+    add("drain, one worker, the same in groups of a hundred", many);
     Ok(())
 }
 
@@ -60,22 +66,35 @@ async fn fan_out_and_in(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Resu
     Ok(graph.await?.id)
 }
 
+struct Drained {
+    /// Jobs a second.
+    rate: f64,
+    cpu_us: BTreeMap<&'static str, f64>,
+}
+
+/// Measures from the first start to the last end in the rows. `last`: the jobs that run last.
 async fn drained(
     arena: &Arena,
     plan: &Plan,
     queue: &str,
     last: &[JobId],
     jobs: usize,
-) -> anyhow::Result<f64> {
-    let worker = arena.worker(queue, plan.slots, WorkerMode::Decode)?;
+) -> anyhow::Result<Drained> {
+    let before = arena.cpu(&[]);
+    let worker = [arena.worker(queue, plan.slots, WorkerMode::Decode)?];
     arena.workers_ready(queue, 1).await?;
     for last in last {
         arena.tenure.wait(*last, LONGEST).await?;
     }
+    arena.drained(queue).await?;
+    // The worker's CPU time began at 0.
+    let after = arena.cpu(&worker);
+    let before = before.into_iter().filter(|(part, _)| *part != "client").collect();
+    let cpu_us = cost(&before, &after, jobs);
     drop(worker);
     let state = arena.state(queue).await?;
     all_completed(&state, jobs)?;
-    Ok(count(jobs) / (state.last_finished - state.first_started))
+    Ok(Drained { rate: count(jobs) / (state.last_finished - state.first_started), cpu_us })
 }
 
 /// Measures plain jobs while many others are suspended, and how late these wake.
