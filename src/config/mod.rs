@@ -55,8 +55,8 @@ pub struct Config {
     /// The largest payload. `TENURE_PAYLOAD_BYTES_MAX`, default 256 KiB.
     pub payload_bytes_max: usize,
     /// The most jobs that one message names, if they were enqueued together. `TENURE_JOBS_PER_MESSAGE`, 1 to 64,
-    /// default 1. Update every worker before you raise it: a worker of an earlier release takes such a message for a
-    /// malformed one, and its jobs wait for the relay.
+    /// default 1. Jobs of groups share messages without it. Update every worker before you raise it: a worker of an
+    /// earlier release takes such a message for a malformed one, and its jobs wait for the relay.
     pub jobs_per_message: usize,
     /// The largest checkpoint. `TENURE_CHECKPOINT_BYTES_MAX`, default 1 MiB.
     pub checkpoint_bytes_max: usize,

@@ -106,6 +106,8 @@ impl Gateway {
             kinds: kinds.names(),
             unkept: kinds.unkept(),
             slots: i32::try_from(slots).unwrap_or(i32::MAX),
+            // A worker that asks for a few jobs gets a few.
+            jobs_per_message: None,
             renew_every: timing.renew_every,
             client: Some((language.clone(), version.clone())),
         };

@@ -20,7 +20,7 @@ use super::connect::{Nats, NatsError};
 use crate::{config::JOBS_PER_MESSAGE_MAX, job::JobId, store::DueJob};
 
 /// How many messages of one kind a burst has before one of them names two jobs: idle workers share the burst.
-const SPREAD: usize = 8;
+pub(super) const SPREAD: usize = 8;
 
 /// The header that makes a message a ticket.
 pub(crate) const JOB_ID: &str = "Tenure-Job-Id";
@@ -37,6 +37,8 @@ pub(crate) struct Ticket {
     /// Why the job was reset or released, if it was.
     pub(crate) clear_reason: Option<String>,
     pub(crate) trace_context: Option<String>,
+    /// The most jobs that its message may name. The settings may allow more.
+    pub(crate) jobs_per_message: usize,
 }
 
 impl From<&DueJob> for Ticket {
@@ -48,6 +50,7 @@ impl From<&DueJob> for Ticket {
             dispatch: job.dispatch,
             clear_reason: job.clear_reason.clone(),
             trace_context: job.trace_context.clone(),
+            jobs_per_message: 1,
         }
     }
 }
@@ -282,6 +285,8 @@ fn together(tickets: &[Ticket], most: usize) -> Vec<Vec<&Ticket>> {
     order.sort_by(|one, other| of(one).cmp(&of(other)));
     let mut messages: Vec<&[usize]> = Vec::new();
     for alike in order.chunk_by(|one, other| of(one) == of(other)) {
+        let allowed = alike.iter().map(|at| tickets[*at].jobs_per_message).min().unwrap_or(1);
+        let most = most.max(allowed.min(JOBS_PER_MESSAGE_MAX));
         let mut each =
             if tickets[alike[0]].is_sociable() { (alike.len() / SPREAD).clamp(1, most) } else { 1 };
         let mut left = alike;
@@ -341,6 +346,7 @@ mod tests {
                 dispatch: 3,
                 clear_reason: reason.clone(),
                 trace_context: None,
+                jobs_per_message: 1,
             };
             let body = body(&ticket.job.to_string(), &[&ticket]);
             let read: TicketBody = serde_json::from_str(&body)?;
@@ -359,6 +365,7 @@ mod tests {
             dispatch,
             clear_reason: None,
             trace_context: None,
+            jobs_per_message: 1,
         };
         (0..n).map(ticket).collect()
     }

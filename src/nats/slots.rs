@@ -170,6 +170,11 @@ impl Slots {
         self.group.slots
     }
 
+    /// The number of queues that share them.
+    pub(crate) fn sharing(&self) -> usize {
+        self.group.queues().len()
+    }
+
     /// Returns how many slots may be taken now. The queue holds `asked` slots for jobs that it has requested and not
     /// received.
     pub(crate) fn available(&self, asked: usize) -> usize {

@@ -4,6 +4,8 @@
 //! The worker that has the relay's turn works off the rest ten times a second: what a worker that died has left, a
 //! command line, SQL, an older program. It asks nothing while there is no group.
 //!
+//! Those that a call releases may share messages: see `nats::together`.
+//!
 //! Not here: who may run. `tenure.release_followers` decides it: its text is in
 //! `migrations/0027_waits_of_several.sql`, and why it is so in `migrations/0026_settled_edges.sql`.
 

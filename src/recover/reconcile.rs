@@ -222,6 +222,7 @@ mod tests {
             kinds: None,
             unkept: None,
             slots: 1,
+            jobs_per_message: None,
             renew_every: Duration::from_secs(5),
             client: None,
         };

@@ -34,7 +34,7 @@ use crate::{
         JobId,
         attempt::{Reason, RecoveryPath},
     },
-    nats::{Confirmations, Nats, NatsError, Progress, Ticket},
+    nats::{Confirmations, Nats, NatsError, Progress, Ticket, together},
     observe::{metrics, panics, repeats},
     proof::fault,
     store::{DueJob, Store, StoreError, Suspect, Suspects},
@@ -101,7 +101,7 @@ pub(super) async fn publish_in_task(
     stop: &Stop,
 ) -> Result<usize, RelayError> {
     let (of_task, nats, asked) = (store.clone(), nats.clone(), stop.asked.clone());
-    let work = async move { publish_all(&of_task, &nats, take, &asked).await };
+    let work = async move { publish_all(&of_task, &nats, &take, &asked).await };
     let caught = async {
         AssertUnwindSafe(work).catch_unwind().await.unwrap_or_else(|panic| {
             panics::tell("publish", &*panic);
@@ -164,7 +164,7 @@ impl Take {
 async fn publish_all(
     store: &Store,
     nats: &Nats,
-    take: Take,
+    take: &Take,
     stop: &CancellationToken,
 ) -> Result<usize, RelayError> {
     let mut total = 0;
@@ -175,7 +175,7 @@ async fn publish_all(
         empty = if taken.is_empty() { empty + 1 } else { 0 };
         let goes_on = has_more && empty < EMPTY_BURSTS && !stop.is_cancelled();
         let next = async { if goes_on { take.next(store, nats).await } else { Ok((Vec::new(), false)) } };
-        let (published, next) = tokio::join!(publish(store, nats, &taken, &mut confirmations), next);
+        let (published, next) = tokio::join!(publish(store, nats, take, &taken, &mut confirmations), next);
         let (next, more) = next?;
         match published {
             Ok(published) => total += published,
@@ -197,6 +197,7 @@ async fn publish_all(
 async fn publish(
     store: &Store,
     nats: &Nats,
+    take: &Take,
     jobs: &[DueJob],
     confirmations: &mut Option<Confirmations>,
 ) -> Result<usize, RelayError> {
@@ -204,7 +205,11 @@ async fn publish(
         return Ok(0);
     }
     fault::point("taken");
-    let tickets: Vec<_> = jobs.iter().map(Ticket::from).collect();
+    let mut tickets: Vec<_> = jobs.iter().map(Ticket::from).collect();
+    if matches!(take, Take::Followers) {
+        let alike = jobs.iter().map(|job| (job.queue.as_str(), job.kind.as_str()));
+        together::share_messages(&mut tickets, &together::allowed(store, alike).await);
+    }
     let answers = nats.publish(&tickets, confirmations).await;
     fault::point("relayed");
     let mut last_error = None;

@@ -227,6 +227,7 @@ statements! {
     EMPTY_SLOTS = "queue" "empty_slots";
     SET_EVENTS = "queue" "set_events";
     QUEUE_SETTINGS = "queue" "queue_settings";
+    JOBS_PER_MESSAGE = "queue" "jobs_per_message";
     PAUSE_QUEUE = "queue" "pause_queue";
     RESUME_QUEUE = "queue" "resume_queue";
     LIMIT_QUEUE = "queue" "limit_queue";

@@ -1,6 +1,6 @@
 //! Queues: the statements about a queue as a whole. One method, one statement, except for a change of a limit.
 
-use std::time::Instant;
+use std::{collections::HashMap, time::Instant};
 
 use chrono::{DateTime, Utc};
 use futures::FutureExt;
@@ -9,8 +9,8 @@ use sqlx::{Row, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{
-    CLAIM_LIMITED, COUNT_QUEUED, EMPTY_SLOTS, LIMIT_QUEUE, LIST_QUEUES, PAUSE_QUEUE, QUEUE_LIMITS,
-    QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS,
+    CLAIM_LIMITED, COUNT_QUEUED, EMPTY_SLOTS, JOBS_PER_MESSAGE, LIMIT_QUEUE, LIST_QUEUES, PAUSE_QUEUE,
+    QUEUE_LIMITS, QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS,
     call::{Line, Store, StoreError},
     jobs::claims_of,
     rows::{ClaimRequest, u64_of},
@@ -193,6 +193,22 @@ impl Store {
             })
         };
         Ok(rows.iter().map(settings).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// For each of these queues, its live workers, and how many jobs one message may name.
+    pub(crate) async fn jobs_per_message(
+        &self,
+        queues: &[&str],
+    ) -> Result<HashMap<String, (usize, usize)>, StoreError> {
+        let rows = self.rows(query(JOBS_PER_MESSAGE).bind(queues)).await?;
+        let of = |row: &PgRow| {
+            let (workers, jobs): (i64, i32) = (row.try_get("workers")?, row.try_get("jobs")?);
+            Ok((
+                row.try_get("queue")?,
+                (usize::try_from(workers).unwrap_or_default(), usize::try_from(jobs).unwrap_or(1)),
+            ))
+        };
+        Ok(rows.iter().map(of).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Returns every queue that has jobs, workers or settings, or the one of this name.

@@ -420,7 +420,8 @@ impl Store {
                 .bind(&worker.kinds)
                 .bind(worker.renew_every.as_secs_f64())
                 .bind(&worker.unkept)
-                .bind(worker.client.as_ref().map(|(language, _)| language)),
+                .bind(worker.client.as_ref().map(|(language, _)| language))
+                .bind(&worker.jobs_per_message),
         )
         .await
         .map(drop)

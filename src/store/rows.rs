@@ -368,6 +368,8 @@ pub(crate) struct Registration {
     /// Those that keep no history; `*`: the kinds without a handler of their own. `None`: all keep theirs.
     pub(crate) unkept: Option<Vec<String>>,
     pub(crate) slots: i32,
+    /// For each queue, how many jobs one message may name. `None`: one.
+    pub(crate) jobs_per_message: Option<Vec<i32>>,
     pub(crate) renew_every: Duration,
     /// The language and the version of a client behind a gateway. `None`: the process is tenure itself.
     pub(crate) client: Option<(String, String)>,

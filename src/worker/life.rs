@@ -178,6 +178,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             kinds: self.attempts.handlers.kinds.names(),
             unkept: self.attempts.handlers.kinds.unkept(),
             slots: i32::try_from(self.queues.total).unwrap_or(i32::MAX),
+            jobs_per_message: Some(self.queues.jobs_per_message().collect()),
             client: None,
         }
     }

@@ -13,6 +13,16 @@ const SLOTS_DEFAULT: u32 = 10;
 /// The most slots of one queue; the database limits the useful number to far less.
 pub(super) const SLOTS_MAX: u32 = 100_000;
 
+/// A message of several jobs names one for this number of slots, and at most so many: a worker that has no slot for one
+/// of them hands it back, and the relay publishes it alone.
+const SLOTS_PER_JOB: usize = 64;
+const JOBS_PER_MESSAGE: usize = 16;
+
+/// How many jobs one message may name for a queue with these slots.
+fn jobs_per_message(slots: usize) -> i32 {
+    i32::try_from((slots / SLOTS_PER_JOB).clamp(1, JOBS_PER_MESSAGE)).unwrap_or(1)
+}
+
 /// The queues that a builder names.
 #[derive(Debug)]
 pub(super) struct Wanted {
@@ -188,5 +198,22 @@ pub(super) struct Queues {
 impl Queues {
     pub(super) fn names(&self) -> impl Iterator<Item = &String> {
         self.slots.keys()
+    }
+
+    /// For each of the names, how many jobs one message may name.
+    pub(super) fn jobs_per_message(&self) -> impl Iterator<Item = i32> {
+        self.slots.values().map(|slots| jobs_per_message(slots.slots() / slots.sharing()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_several_jobs_only_where_a_worker_has_many_slots() {
+        for (slots, jobs) in [(1, 1), (10, 1), (127, 1), (128, 2), (1_000, 15), (1_024, 16), (100_000, 16)] {
+            assert_eq!(jobs_per_message(slots), jobs, "{slots} slots");
+        }
     }
 }

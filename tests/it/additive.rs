@@ -30,6 +30,7 @@ const CALLED_ONCE: &[&str] = &[
     "tenure.pass_rights_to_tags",
     "tenure.pass_rights_to_logs",
     "tenure.pass_rights_to_edges",
+    "tenure.pass_rights_to_ask",
     "tenure.hide_gateway_keys",
 ];
 

@@ -1,5 +1,6 @@
 //! Groups: a follower starts once, when all jobs before it have completed, in any order, though processes die.
 
+mod messages;
 mod settled;
 mod troubles;
 

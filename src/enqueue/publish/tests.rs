@@ -47,7 +47,15 @@ impl Parts {
     fn message_of(&self, job: JobId) -> Prepared {
         // Another dispatch than that of its enqueue.
         let (queue, kind) = ("q".into(), "k".into());
-        let ticket = Ticket { job, queue, kind, dispatch: 2, clear_reason: None, trace_context: None };
+        let ticket = Ticket {
+            job,
+            queue,
+            kind,
+            dispatch: 2,
+            clear_reason: None,
+            trace_context: None,
+            jobs_per_message: 1,
+        };
         self.publications.prepare(&[ticket]).remove(0)
     }
 
@@ -298,6 +306,7 @@ async fn a_server_that_reads_nothing_is_waited_for_once_and_by_no_caller_that_co
             dispatch,
             clear_reason: None,
             trace_context: Some("x".repeat(500_000)),
+            jobs_per_message: 1,
         };
         let message = parts.publications.prepare(&[ticket]).remove(0);
         parts.place.tenure.nats().send(message, &parts.publications.reply_to, 0, 0).await.unwrap();
@@ -543,6 +552,7 @@ async fn the_task_waits_a_moment_for_a_client_that_takes_nothing() {
                 dispatch: 1,
                 clear_reason: None,
                 trace_context: Some("x".repeat(10_000)),
+                jobs_per_message: 1,
             };
             let message = parts.publications.prepare(&[message]).remove(0);
             parts.place.tenure.nats().send(message, &parts.publications.reply_to, 9, 0).await.unwrap();

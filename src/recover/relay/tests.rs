@@ -128,7 +128,7 @@ async fn jobs_that_the_stream_refuses_are_left_to_a_later_look() {
     let counts = Counts::default();
     let _recording = counts.record();
     let (store, nats) = (place.tenure.store(), place.tenure.nats());
-    let error = publish_all(store, nats, Take::Due, &CancellationToken::new()).await.unwrap_err();
+    let error = publish_all(store, nats, &Take::Due, &CancellationToken::new()).await.unwrap_err();
     assert!(!error.is_postgres_away(), "{error}");
     assert_eq!(counts.of("tenure_published_total{}"), 0);
     assert_eq!(unpublished(&place).await, jobs.to_string());

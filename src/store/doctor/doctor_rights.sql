@@ -109,7 +109,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
       FROM (SELECT role, name
               FROM unnest('{producer,worker,operator}'::text[]) AS role,
                    unnest('{enqueue,enqueue_many,create_jobs,insert_jobs,take_key,admit,link_jobs,add_followers,
-                           signal}'::text[]) AS name
+                           signal,jobs_per_message}'::text[]) AS name
              UNION ALL
             SELECT role, name
               FROM unnest('{worker,operator}'::text[]) AS role,

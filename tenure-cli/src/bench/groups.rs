@@ -27,11 +27,11 @@ const MEMBERS: usize = 100;
 pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
     let queue = arena.queue();
     fill(arena, &queue, plan.jobs).await?;
-    let plain = drained(arena, plan, &queue, &[], plan.jobs).await?;
-    values.add(PLAIN, "jobs/s", plain.rate).cpu_us = plain.cpu_us;
+    let beside = drained(arena, plan, &queue, &[], plan.jobs).await?;
+    values.add(PLAIN, "jobs/s", beside.rate).cpu_us = beside.cpu_us;
     let mut add = |name: &'static str, groups: Drained| {
         let value = values.add(name, "jobs/s", groups.rate);
-        (value.ratio, value.cpu_us) = (Some(Ratio::of(PLAIN, groups.rate / plain.rate)), groups.cpu_us);
+        (value.ratio, value.cpu_us) = (Some(Ratio::of(PLAIN, groups.rate / beside.rate)), groups.cpu_us);
     };
 
     let queue = arena.queue();

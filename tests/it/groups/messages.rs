@@ -1,0 +1,126 @@
+//! Messages of groups: jobs that become due together share them, if every worker of their queue has many slots.
+
+use tokio::sync::Semaphore;
+
+use super::*;
+
+const PARTS: u32 = 100;
+
+/// A worker whose parts wait for a permit each.
+fn gated(bench: &Bench, slots: u32) -> (Running, Arc<Semaphore>) {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = gate.clone();
+    let part = move |_: Value, _: JobContext| {
+        let held = held.clone();
+        async move { held.acquire().await.unwrap().forget() }
+    };
+    let nothing = async |_: Value, _: JobContext| {};
+    let worker = Worker::builder(&bench.tenure)
+        .handle_kind("part", KindOptions::new(), part)
+        .handle_kind("split", KindOptions::new(), nothing)
+        .handle_kind("merge", KindOptions::new(), nothing)
+        .concurrency("q", slots);
+    (Running::start(worker), gate)
+}
+
+/// Enqueues a job, the parts that follow it, and the job that follows these. Returns the last one.
+async fn enqueue(bench: &Bench) -> JobId {
+    let graph = bench.tenure.graph();
+    let split = graph.add(job("split", json!({})));
+    let parts: Vec<_> =
+        (0..PARTS).map(|n| graph.add(job("part", json!({ "n": n }))).after([&split])).collect();
+    drop(graph.add(job("merge", json!({}))).after(&parts));
+    graph.await.unwrap().id
+}
+
+/// Waits until all parts run. A message stays in the stream as long as one of its jobs does.
+async fn messages_of_parts(bench: &Bench) -> u64 {
+    bench.until_count("tenure.jobs WHERE status = 'processing' AND kind = 'part'", PARTS.into()).await;
+    bench.messages().await
+}
+
+async fn ended(bench: &Bench, last: JobId, gate: &Semaphore) {
+    gate.add_permits(PARTS as usize);
+    assert_eq!(bench.until_finished(last).await.status, Status::Completed);
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    assert_eq!(bench.count("tenure.all_jobs WHERE attempt > 1").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_are_released_together_share_messages_where_the_worker_has_many_slots() {
+    let bench = bench().await;
+    for (slots, messages) in [(PARTS + 20, PARTS), (256, PARTS / 4)] {
+        let (worker, gate) = gated(&bench, slots);
+        let last = enqueue(&bench).await;
+        assert_eq!(messages_of_parts(&bench).await, u64::from(messages), "{slots} slots");
+        ended(&bench, last, &gate).await;
+        worker.stop().await;
+        bench.execute("DELETE FROM tenure.workers").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_are_enqueued_together_before_another_share_messages_where_the_worker_has_many_slots() {
+    let bench = bench().await;
+    let parts = || (0..PARTS).map(|n| job("part", json!({ "n": n })));
+    let (worker, gate) = gated(&bench, 256);
+    bench.until_count("tenure.workers", 1).await;
+    let alone = bench.tenure.group(parts()).then(job("merge", json!({}))).await.unwrap();
+    assert_eq!(messages_of_parts(&bench).await, u64::from(PARTS / 4));
+    ended(&bench, alone.id, &gate).await;
+    let mut tx = bench.pool.begin().await.unwrap();
+    let in_tx = bench.tenure.group(parts()).then(job("merge", json!({}))).tx(&mut tx).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(messages_of_parts(&bench).await, u64::from(PARTS / 4));
+    ended(&bench, in_tx.id, &gate).await;
+    worker.stop().await;
+}
+
+/// A worker of an earlier release would take a message of several jobs for a malformed one.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_job_has_its_own_message_beside_an_older_worker_and_when_the_database_does_not_tell() {
+    let bench = bench().await;
+    let (worker, gate) = gated(&bench, 256);
+    bench.until_count("tenure.workers", 1).await;
+    let as_older = "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version)
+                    VALUES ('older', 'h', 1, '{q}', 256, '0.1.0')";
+    let untold = "DROP FUNCTION tenure.jobs_per_message(text[])";
+    for before in [as_older, untold] {
+        bench.execute(before).await;
+        let last = enqueue(&bench).await;
+        assert_eq!(messages_of_parts(&bench).await, u64::from(PARTS), "{before}");
+        ended(&bench, last, &gate).await;
+        bench.execute("DELETE FROM tenure.workers WHERE worker_id = 'older'").await;
+    }
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_each_live_worker_can_take_is_told_by_queue() {
+    let bench = bench().await;
+    let told = async |queue: &str| -> (i64, i32) {
+        let ask = "SELECT workers, jobs FROM tenure.jobs_per_message(ARRAY['other', $1])  WHERE queue = $1";
+        sqlx::query_as(ask).bind(queue).fetch_one(&bench.pool).await.unwrap()
+    };
+    let worker = async |id: &str, queues: &str, jobs: Option<&str>| {
+        let row =
+            "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, jobs_per_message)
+                   VALUES ($1, 'h', 1, $2::text[], 1000, '0.2.0', $3::int[])";
+        sqlx::query(row).bind(id).bind(queues).bind(jobs).execute(&bench.pool).await.unwrap();
+    };
+    assert_eq!(told("a").await, (0, 1), "a queue without a worker");
+    worker("one", "{a,b}", Some("{8,16}")).await;
+    assert_eq!((told("a").await, told("b").await), ((1, 8), (1, 16)));
+    worker("two", "{b}", Some("{4}")).await;
+    assert_eq!((told("a").await, told("b").await), ((1, 8), (2, 4)));
+    worker("older", "{b}", None).await;
+    assert_eq!((told("a").await, told("b").await), ((1, 8), (3, 1)));
+    bench
+        .execute(
+            "UPDATE tenure.workers SET last_seen_at = now() - interval '1 hour' WHERE worker_id = 'older'",
+        )
+        .await;
+    assert_eq!(told("b").await, (2, 4), "a worker that has been silent for long");
+    bench.execute("INSERT INTO tenure.queues (queue, max_running) VALUES ('b', 5)").await;
+    assert_eq!((told("a").await, told("b").await), ((1, 8), (2, 1)), "a limited queue");
+}
