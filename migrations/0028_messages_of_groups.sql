@@ -4,17 +4,20 @@
 -- message, or one behind a gateway.
 ALTER TABLE tenure.workers ADD COLUMN jobs_per_message int[];
 
--- For each of these queues, its live workers, and how many jobs one message may name: what each of them can take. 1: also
--- of a queue without a worker, and of one with a limit, whose jobs may have to wait for each other.
+-- For each of these queues, its live workers, and how many jobs one message may name: what each of its workers can take,
+-- those included that may come back. 1: also of a queue without a live worker, and of one with a limit, whose jobs may have
+-- to wait for each other.
 CREATE FUNCTION tenure.jobs_per_message(of_queues text[]) RETURNS TABLE (queue text, workers bigint, jobs int)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT q.name, count(w.worker_id),
-           CASE WHEN count(w.worker_id) = 0 OR bool_or(s.max_running IS NOT NULL) THEN 1
-                ELSE min(coalesce(w.jobs_per_message[array_position(w.queues, q.name)], 1)) END
-      FROM unnest(of_queues) AS q (name)
-      LEFT JOIN tenure.queues s ON s.queue = q.name
-      LEFT JOIN tenure.workers w ON q.name = ANY (w.queues) AND w.last_seen_at > statement_timestamp() - 3 * w.renew_every
-     GROUP BY q.name
+    SELECT q.name, l.workers,
+           CASE WHEN l.workers = 0 OR EXISTS (SELECT FROM tenure.queues s WHERE s.queue = q.name AND s.max_running IS NOT NULL)
+                THEN 1 ELSE l.jobs END
+      FROM (SELECT DISTINCT name FROM unnest(of_queues) AS n (name)) q
+     CROSS JOIN LATERAL (
+           SELECT count(*) FILTER (WHERE w.last_seen_at > statement_timestamp() - 3 * w.renew_every) AS workers,
+                  min(coalesce(w.jobs_per_message[array_position(w.queues, q.name)], 1)) AS jobs
+             FROM tenure.workers w
+            WHERE q.name = ANY (w.queues) AND w.last_seen_at > statement_timestamp() - interval '10 minutes') l
 $$;
 REVOKE ALL ON FUNCTION tenure.jobs_per_message(text[]) FROM PUBLIC;
 -- A role that may enqueue groups may ask.

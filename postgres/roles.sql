@@ -42,8 +42,8 @@ GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_contex
     ON tenure.jobs TO tenure_producer;
 GRANT INSERT (at, job_id) ON tenure.job_expiries TO tenure_producer;
 GRANT INSERT (job_id, tag) ON tenure.job_tags TO tenure_producer;
--- These run with the rights of the schema's owner. Groups: which new job waits for which, and how many may share a message. A signal writes an event of a live
--- job, once for each name, and wakes that job.
+-- These run with the rights of the schema's owner. Groups: which new job waits for which, and how many may share a message.
+-- A signal writes an event of a live job, once for each name, and wakes that job.
 GRANT EXECUTE ON FUNCTION tenure.link_jobs(uuid[], uuid[], uuid), tenure.add_followers(uuid[], text[], uuid),
       tenure.signal(uuid, text, jsonb), tenure.jobs_per_message(text[]) TO tenure_producer, tenure_worker;
 -- To hand a job to the relay when NATS did not take its message. By this right a producer can have any job published

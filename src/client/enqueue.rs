@@ -293,10 +293,6 @@ impl JobRequest {
         self.rare.key_while == Some("replace")
     }
 
-    pub(crate) fn queue_and_kind(&self) -> (&str, &str) {
-        (&self.queue, &self.kind)
-    }
-
     /// Turns the request into a job of a group. `waits`: it follows others.
     pub(crate) fn in_group(
         mut self,

@@ -35,10 +35,7 @@ use super::{
 use crate::{
     enqueue::insert::{Created, EnqueueError, insert_in},
     job::{JobId, check_key, unstorable},
-    nats::{
-        Ticket,
-        together::{self, Allowed},
-    },
+    nats::Ticket,
     store::{
         GroupEdge, GroupJob, NewJob, Signalled, Store, StoreError, WaitsFor,
         groups::{add_followers, link_jobs},
@@ -115,11 +112,6 @@ impl Plan {
         self.jobs.push(job.with_id(id));
         self.ids.push(id);
         self.jobs.len() - 1
-    }
-
-    /// How many of its jobs one message may name.
-    async fn allowed(&self, tenure: &Tenure) -> Allowed {
-        together::allowed(tenure.store(), self.jobs.iter().map(JobRequest::queue_and_kind)).await
     }
 
     /// Checks the jobs, before anything is written.
@@ -236,24 +228,20 @@ async fn within<T>(
 async fn enqueue_in(
     tenure: &Tenure,
     plan: Plan,
-    allowed: &Allowed,
     tx: &mut sqlx::PgConnection,
 ) -> Result<EnqueuedGroup, EnqueueError> {
     let checked = plan.checked(tenure)?;
     let _admitted = admit(tenure, &checked.jobs, tenure.store().until()).await?;
-    let (enqueued, mut tickets) = checked.insert(tenure, tx).await?;
-    together::share_messages(&mut tickets, allowed);
+    let (enqueued, tickets) = checked.insert(tenure, tx).await?;
     tenure.uncommitted().watch(tickets);
     Ok(enqueued)
 }
 
 async fn enqueue(tenure: &Tenure, plan: Plan) -> Result<EnqueuedGroup, EnqueueError> {
     let of_task = tenure.clone();
-    // Before the transaction: while it holds a connection, it must not wait for another.
-    let allowed = plan.allowed(tenure).await;
     let enqueued = tenure
         .store()
-        .long_transaction(move |tx| async move { enqueue_in(&of_task, plan, &allowed, tx).await }.boxed());
+        .long_transaction(move |tx| async move { enqueue_in(&of_task, plan, tx).await }.boxed());
     let enqueued = enqueued.await?;
     tenure.uncommitted().look().await;
     Ok(enqueued)
@@ -306,8 +294,7 @@ impl Then<'_> {
     ///
     /// Those of [`Enqueue::tx`](crate::Enqueue::tx): roll the transaction back.
     pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<EnqueuedGroup, EnqueueError> {
-        let allowed = self.plan.allowed(self.tenure).await;
-        enqueue_in(self.tenure, self.plan, &allowed, tx).await
+        enqueue_in(self.tenure, self.plan, tx).await
     }
 }
 
@@ -356,8 +343,7 @@ impl Graph<'_> {
     /// was added later, or to another graph.
     pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<EnqueuedGroup, EnqueueError> {
         let plan = std::mem::take(&mut *locked(&self.plan));
-        let allowed = plan.allowed(self.tenure).await;
-        enqueue_in(self.tenure, plan, &allowed, tx).await
+        enqueue_in(self.tenure, plan, tx).await
     }
 }
 

@@ -54,9 +54,10 @@ pub struct Config {
     pub actor: Actor,
     /// The largest payload. `TENURE_PAYLOAD_BYTES_MAX`, default 256 KiB.
     pub payload_bytes_max: usize,
-    /// The most jobs that one message names, if they were enqueued together. `TENURE_JOBS_PER_MESSAGE`, 1 to 64,
-    /// default 1. Jobs of groups share messages without it. Update every worker before you raise it: a worker of an
-    /// earlier release takes such a message for a malformed one, and its jobs wait for the relay.
+    /// The most jobs that one message names, if they were enqueued together. `TENURE_JOBS_PER_MESSAGE`, 0 to 64. 1:
+    /// each job has a message of its own. 0, the default: each job has one, but jobs of groups share messages where
+    /// every worker has many slots. Update every worker before you raise it above 1: a worker of an earlier release
+    /// takes such a message for a malformed one, and its jobs wait for the relay.
     pub jobs_per_message: usize,
     /// The largest checkpoint. `TENURE_CHECKPOINT_BYTES_MAX`, default 1 MiB.
     pub checkpoint_bytes_max: usize,
@@ -192,8 +193,8 @@ pub enum TraceParent {
     Child,
 }
 
-/// The largest [`Config::jobs_per_message`]: a larger value counts as this one, and 0 as 1. A worker takes a message
-/// that names more jobs for a malformed one.
+/// The largest [`Config::jobs_per_message`]: a larger value counts as this one. A worker takes a message that names
+/// more jobs for a malformed one.
 pub(crate) const JOBS_PER_MESSAGE_MAX: usize = 64;
 
 /// The first token of the subjects of messages between workers.
@@ -298,7 +299,7 @@ impl Config {
             runtime_dir: std::env::temp_dir().join(format!("tenure-{}", user.replace('/', "_"))),
             actor: Actor::default(),
             payload_bytes_max: 256 * 1024,
-            jobs_per_message: 1,
+            jobs_per_message: 0,
             checkpoint_bytes_max: 1024 * 1024,
             handler_connections: 10,
             listen: None,

@@ -283,11 +283,11 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     number(
         "TENURE_JOBS_PER_MESSAGE",
-        "The most jobs that one message names, if they were enqueued together: 1 to 64. \
-         Jobs of [groups](groups.md#messages) share messages without it.",
+        "The most jobs that one message names, if they were enqueued together: 1 to 64. `0`: only jobs of \
+         [groups](groups.md#messages) share messages.",
         |config, text| {
-            let number = text.parse().ok().filter(|jobs| (1..=JOBS_PER_MESSAGE_MAX).contains(jobs));
-            config.jobs_per_message = number.ok_or("a number from 1 to 64")?;
+            let number = text.parse().ok().filter(|jobs| (0..=JOBS_PER_MESSAGE_MAX).contains(jobs));
+            config.jobs_per_message = number.ok_or("a number from 0 to 64")?;
             Ok(())
         },
         |config| Some(config.jobs_per_message.to_string()),

@@ -470,7 +470,7 @@ fn first_ticket(job: &NewJob) -> Ticket {
         dispatch: 1,
         clear_reason: None,
         trace_context: job.trace_context.clone(),
-        jobs_per_message: 1,
+        jobs_per_message: job.group().map(|_| 1),
     }
 }
 

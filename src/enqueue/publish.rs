@@ -260,6 +260,11 @@ impl Publications {
         Ok((publications, publisher, waiting, confirmations))
     }
 
+    /// Lets jobs of groups share messages: see `nats::together`.
+    pub(crate) async fn share_messages(&self, store: &Store, tickets: &mut [Ticket]) {
+        self.nats.share_messages(store, tickets).await;
+    }
+
     /// Makes the messages of tickets.
     pub(crate) fn prepare(&self, tickets: &[Ticket]) -> Vec<Prepared> {
         self.nats.prepare(tickets)

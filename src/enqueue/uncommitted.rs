@@ -205,6 +205,7 @@ impl Watcher {
         if tickets.is_empty() {
             return;
         }
+        self.publications.share_messages(&self.store, &mut tickets).await;
         if let Some(room) = self.publications.room(tickets.len()).await {
             self.publications.publish(self.publications.prepare(&tickets), room).await;
             return;

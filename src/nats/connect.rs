@@ -21,7 +21,7 @@ use tokio::{io::AsyncReadExt, net::TcpStream, sync::watch, time::timeout};
 
 use super::{tls, written::Flushes};
 use crate::{
-    config::{Config, JOBS_PER_MESSAGE_MAX, masked},
+    config::{Config, masked},
     job::duration,
     observe::repeats::Repeats,
 };
@@ -86,8 +86,8 @@ pub struct Inner {
     pub(super) prefix: String,
     pub(super) ack_wait: Duration,
     pub(super) publish_within: Duration,
-    /// The most jobs that one message names.
-    pub(super) jobs_per_message: usize,
+    /// The most jobs that one message names. `None`: jobs of groups share messages, others do not.
+    pub(super) jobs_per_message: Option<usize>,
     /// The number of connections made so far.
     pub(super) connections: watch::Receiver<u64>,
     /// The latest errors, in the words of the server or the client. A denied permission appears only here.
@@ -327,7 +327,7 @@ impl Nats {
             prefix: config.subject_prefix.clone(),
             ack_wait: config.timing.ack_wait,
             publish_within: config.timing.publish_within,
-            jobs_per_message: config.jobs_per_message.clamp(1, JOBS_PER_MESSAGE_MAX),
+            jobs_per_message: Some(config.jobs_per_message).filter(|jobs| *jobs > 0),
             connections,
             said,
             up_since,

@@ -19,7 +19,7 @@ mod inspect;
 mod message;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod publish;
-pub(crate) mod together;
+mod together;
 #[cfg(feature = "gateway")]
 mod gateway;
 #[cfg(feature = "worker")]

@@ -37,8 +37,8 @@ pub(crate) struct Ticket {
     /// Why the job was reset or released, if it was.
     pub(crate) clear_reason: Option<String>,
     pub(crate) trace_context: Option<String>,
-    /// The most jobs that its message may name. The settings may allow more.
-    pub(crate) jobs_per_message: usize,
+    /// For a job of a group, the most jobs that its message may name.
+    pub(crate) jobs_per_message: Option<usize>,
 }
 
 impl From<&DueJob> for Ticket {
@@ -50,7 +50,7 @@ impl From<&DueJob> for Ticket {
             dispatch: job.dispatch,
             clear_reason: job.clear_reason.clone(),
             trace_context: job.trace_context.clone(),
-            jobs_per_message: 1,
+            jobs_per_message: None,
         }
     }
 }
@@ -58,7 +58,7 @@ impl From<&DueJob> for Ticket {
 impl Ticket {
     /// Whether its message may name other jobs, too. A job that was published before, or was reset, goes alone: it may
     /// have come back because its message named too many.
-    fn is_sociable(&self) -> bool {
+    pub(super) fn is_sociable(&self) -> bool {
         self.dispatch == 1 && self.clear_reason.is_none()
     }
 }
@@ -278,17 +278,19 @@ fn said(message: &Message) -> Result<(), NatsError> {
 }
 
 /// Divides tickets into the tickets of each message, in their order. A message names 1, 2, 4, 8 and so on: the stream
-/// keeps count of each subject, and has few of them.
-fn together(tickets: &[Ticket], most: usize) -> Vec<Vec<&Ticket>> {
+/// keeps count of each subject, and has few of them. `most`: as the settings say. `None`: as the tickets say.
+fn together(tickets: &[Ticket], most: Option<usize>) -> Vec<Vec<&Ticket>> {
     let mut order: Vec<usize> = (0..tickets.len()).collect();
-    let of = |at: &usize| (&tickets[*at].queue, &tickets[*at].kind, tickets[*at].is_sociable());
+    let of = |at: &usize| {
+        let ticket = &tickets[*at];
+        (&ticket.queue, &ticket.kind, ticket.is_sociable(), ticket.jobs_per_message)
+    };
     order.sort_by(|one, other| of(one).cmp(&of(other)));
     let mut messages: Vec<&[usize]> = Vec::new();
     for alike in order.chunk_by(|one, other| of(one) == of(other)) {
-        let allowed = alike.iter().map(|at| tickets[*at].jobs_per_message).min().unwrap_or(1);
-        let most = most.max(allowed.min(JOBS_PER_MESSAGE_MAX));
-        let mut each =
-            if tickets[alike[0]].is_sociable() { (alike.len() / SPREAD).clamp(1, most) } else { 1 };
+        let first = &tickets[alike[0]];
+        let most = most.or(first.jobs_per_message).unwrap_or(1).clamp(1, JOBS_PER_MESSAGE_MAX);
+        let mut each = if first.is_sociable() { (alike.len() / SPREAD).clamp(1, most) } else { 1 };
         let mut left = alike;
         while !left.is_empty() {
             each = 1 << each.min(left.len()).ilog2();
@@ -346,7 +348,7 @@ mod tests {
                 dispatch: 3,
                 clear_reason: reason.clone(),
                 trace_context: None,
-                jobs_per_message: 1,
+                jobs_per_message: None,
             };
             let body = body(&ticket.job.to_string(), &[&ticket]);
             let read: TicketBody = serde_json::from_str(&body)?;
@@ -365,7 +367,7 @@ mod tests {
             dispatch,
             clear_reason: None,
             trace_context: None,
-            jobs_per_message: 1,
+            jobs_per_message: None,
         };
         (0..n).map(ticket).collect()
     }
@@ -373,7 +375,7 @@ mod tests {
     #[test]
     fn one_message_names_several_jobs_of_a_burst_and_a_burst_is_several_messages() {
         let sizes =
-            |n, most| together(&tickets("q", "k", 1, n), most).iter().map(Vec::len).collect::<Vec<_>>();
+            |n, most| together(&tickets("q", "k", 1, n), Some(most)).iter().map(Vec::len).collect::<Vec<_>>();
         assert_eq!(sizes(0, 16), [0; 0]);
         assert_eq!(sizes(15, 16), [1; 15]);
         assert_eq!(sizes(35, 16), [4, 4, 4, 4, 4, 4, 4, 4, 2, 1]);
@@ -382,14 +384,14 @@ mod tests {
         assert_eq!(sizes(1_000, 10).len(), 125);
         assert_eq!(sizes(1_000, 1), [1; 1_000]);
         let again = tickets("q", "k", 2, 100);
-        assert_eq!(together(&again, 16).len(), 100, "a job that was published before goes alone");
+        assert_eq!(together(&again, Some(16)).len(), 100, "a job that was published before goes alone");
     }
 
     #[test]
     fn a_message_names_jobs_of_one_queue_and_kind_in_the_order_of_their_tickets() {
         let all: Vec<_> =
             (0..40).flat_map(|_| ["a", "b"].into_iter().flat_map(|kind| tickets("q", kind, 1, 1))).collect();
-        let messages = together(&all, 16);
+        let messages = together(&all, Some(16));
         assert_eq!(messages.len(), 20);
         assert!(messages.iter().all(|some| some.iter().all(|ticket| ticket.kind == some[0].kind)));
         let firsts: Vec<_> = messages.iter().map(|some| some[0].job).collect();

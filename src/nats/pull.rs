@@ -8,8 +8,9 @@
 //! slots are free as are requested, so at most log2(slots) + 1 requests wait. Every request ends by itself after
 //! `pull_for`. If the server is silent for longer, or the connection is new, the loop starts on a new inbox.
 //!
-//! A message may name several jobs: the loop requests fewer messages where the last ones did. Jobs for which no slot is
-//! free wait for [`ROOM_WITHIN`], in order, and the loop requests nothing meanwhile; then they go back.
+//! A message may name several jobs: the loop requests fewer messages where the last ones did, and for some time none
+//! while fewer slots are free than such a message needs. Jobs for which no slot is free wait for [`ROOM_WITHIN`], in
+//! order, and the loop requests nothing meanwhile; then they go back.
 //!
 //! The loop abandons an inbox only when every request made on it must have ended. async-nats's `drain()` does not wait
 //! for the server: it would drop messages on their way, and no worker would get them for a whole `ack_wait` (seen: one
@@ -48,6 +49,10 @@ const BATCH_MAX: usize = 1_024;
 const TOGETHER_MAX: usize = 64;
 /// How long jobs wait here for a slot: about as long as it takes them to come to another worker.
 const ROOM_WITHIN: Duration = Duration::from_millis(100);
+/// How long slots may stay free that are not enough for a message of several jobs, if they are at most this part of
+/// all: the rest of such a message would go to the end of the queue.
+const FEW: usize = 32;
+const FEW_FOR: Duration = Duration::from_secs(5);
 
 /// The result of a pull.
 pub(crate) enum Pulled {
@@ -57,6 +62,12 @@ pub(crate) enum Pulled {
     NoRoom(Vec<Delivery>),
     /// NATS does not answer, or the consumer is gone: check the topology.
     Broken(String),
+}
+
+/// Returns how many messages of `each` jobs may be requested for this number of slots. `takes_part`: one message also
+/// for fewer slots than it has jobs.
+fn messages_for(slots: usize, each: usize, takes_part: bool) -> usize {
+    (slots / each).max(usize::from(takes_part && slots > 0))
 }
 
 /// One queue's pull loop.
@@ -79,6 +90,8 @@ pub(crate) struct Pull {
     requested: usize,
     /// About how many jobs a message names.
     each: usize,
+    /// Since when slots are free, but not enough for a message.
+    few_since: Option<Instant>,
     /// Jobs that wait for a slot: the rest of a message of which others run, and whole messages with their arrival.
     rest: VecDeque<Delivery>,
     rest_since: Instant,
@@ -105,6 +118,7 @@ impl Pull {
             held: Vec::new(),
             requested: 0,
             each: 1,
+            few_since: None,
             rest: VecDeque::new(),
             rest_since: Instant::now(),
             waiting: VecDeque::new(),
@@ -138,6 +152,7 @@ impl Pull {
                 self.request_for_free_slots().await?;
             }
             let idle = self.requested == 0;
+            let few_until = self.few_since.map(|since| since + self.few_for());
             let silent_at = self.requested_at + self.requests_last + LATE;
             let give_up_at = self.waits_since().unwrap_or(silent_at) + ROOM_WITHIN;
             let Some(subscriber) = self.subscriber.as_mut() else { continue };
@@ -166,6 +181,7 @@ impl Pull {
                     self.reset().await?;
                 }
                 () = changed, if idle || waits => {}
+                () = sleep_until(few_until.unwrap_or(silent_at)), if few_until.is_some() && !waits => {}
                 () = sleep_until(give_up_at), if waits => return Ok(Pulled::NoRoom(self.give_up(ROOM_WITHIN))),
                 () = sleep_until(silent_at), if !idle => {
                     self.reset().await?;
@@ -179,13 +195,26 @@ impl Pull {
     async fn request_for_free_slots(&mut self) -> Result<(), async_nats::Error> {
         let before = self.held.len();
         let free = self.slots.available(before).min(BATCH_MAX.saturating_sub(before));
-        let messages = (before + free).div_ceil(self.each).saturating_sub(self.requested);
+        let few = free > 0 && self.requested == 0 && free < self.each;
+        let few_since = *self.few_since.get_or_insert_with(Instant::now);
+        if !few {
+            self.few_since = None;
+        }
+        let takes_part = few && (free == self.slots.slots() || few_since.elapsed() >= self.few_for());
+        let messages = messages_for(before + free, self.each, takes_part).saturating_sub(self.requested);
         if free == 0 || free < before || messages == 0 {
             return Ok(());
         }
-        self.held.extend(self.slots.take(free, before));
+        self.few_since = None;
         self.requested += messages;
+        let wanted = (self.requested * self.each).saturating_sub(before);
+        self.held.extend(self.slots.take(free.min(wanted), before));
         self.request(messages).await
+    }
+
+    /// How long slots stay free that are not enough for a message.
+    fn few_for(&self) -> Duration {
+        if self.each * FEW <= self.slots.slots() { FEW_FOR } else { ROOM_WITHIN }
     }
 
     fn waits(&self) -> bool {
@@ -450,4 +479,18 @@ fn unused(message: &async_nats::Message) -> Option<usize> {
 
 pub(super) fn is_job(message: &async_nats::Message) -> bool {
     matches!(message.status, None | Some(StatusCode::OK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_requested_for_as_many_slots_as_it_has_jobs_and_for_fewer_only_after_a_while() {
+        for slots in 0..40 {
+            assert_eq!(messages_for(slots, 1, false), slots);
+        }
+        assert_eq!([0, 1, 15, 16, 31, 32].map(|slots| messages_for(slots, 16, false)), [0, 0, 0, 1, 1, 2]);
+        assert_eq!([0, 1, 15, 16, 31, 32].map(|slots| messages_for(slots, 16, true)), [0, 1, 1, 1, 1, 2]);
+    }
 }

@@ -170,9 +170,10 @@ impl Slots {
         self.group.slots
     }
 
-    /// The number of queues that share them.
-    pub(crate) fn sharing(&self) -> usize {
-        self.group.queues().len()
+    /// The queue's part of them, by weight.
+    pub(crate) fn part(&self) -> usize {
+        let queues = self.group.queues();
+        parts(self.group.slots, &queues, &(0..queues.len()).collect::<Vec<_>>())[self.at]
     }
 
     /// Returns how many slots may be taken now. The queue holds `asked` slots for jobs that it has requested and not

@@ -1,67 +1,99 @@
-//! Together: which jobs of groups may share messages.
+//! Together: which jobs of groups share messages.
 //!
-//! A message of several jobs goes to one worker, and costs NATS and its clients as much as a message of one job. Jobs
-//! that become due together may share messages where every worker of their queue has many slots, as `tenure.workers`
+//! A message of several jobs goes to one worker, and the stream stores and delivers one message instead of up to 16.
+//! Jobs that become due together share messages where every worker of their queue has many slots, as `tenure.workers`
 //! tells. There are several messages for each of these workers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{collections::HashMap, time::Duration};
 
-use super::publish::{SPREAD, Ticket};
+use tokio::time::timeout;
+
+use super::{
+    connect::Nats,
+    publish::{SPREAD, Ticket},
+};
 use crate::store::Store;
 
-/// For some queues, how many jobs one message may name; of all others, one.
-pub(crate) type Allowed = BTreeMap<String, usize>;
+/// How long the jobs wait for the answer: a message each is better than a late one.
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
-/// Asks the database for the queues that have many of these jobs, each given by its queue and kind.
-///
-/// Without an answer, each job has a message of its own.
-pub(crate) async fn allowed<'a>(store: &Store, jobs: impl Iterator<Item = (&'a str, &'a str)>) -> Allowed {
-    let bursts = large_bursts(jobs);
-    if bursts.is_empty() {
-        return Allowed::new();
+impl Nats {
+    /// Lets those of these tickets share messages which are of large bursts of groups, unless the settings say how many
+    /// jobs a message names.
+    ///
+    /// Without an answer of the database, each job has a message of its own.
+    pub(crate) async fn share_messages(&self, store: &Store, tickets: &mut [Ticket]) {
+        if self.jobs_per_message.is_some() {
+            return;
+        }
+        let bursts = large_bursts(tickets);
+        if bursts.is_empty() {
+            return;
+        }
+        let queues: Vec<_> = bursts.iter().map(|burst| burst.queue.clone()).collect();
+        let told = match timeout(TOLD_WITHIN, store.jobs_per_message(&queues)).await {
+            Ok(Ok(told)) => told,
+            Ok(Err(error)) => return tracing::debug!(%error, "each job has a message of its own"),
+            Err(_) => return tracing::debug!("no answer in time; each job has a message of its own"),
+        };
+        for Burst { queue, kind, jobs } in bursts {
+            let Some((workers, most)) = told.get(&queue) else { continue };
+            let share = (*most).min(jobs / (SPREAD * (*workers).max(1))).max(1);
+            let alike = tickets.iter_mut().filter(|ticket| ticket.queue == queue && ticket.kind == kind);
+            for jobs_per_message in alike.filter_map(|ticket| ticket.jobs_per_message.as_mut()) {
+                *jobs_per_message = share;
+            }
+        }
     }
-    let queues: Vec<_> = bursts.keys().copied().collect();
-    let told = store.jobs_per_message(&queues).await.unwrap_or_else(|error| {
-        tracing::debug!(%error, "each job has a message of its own");
-        HashMap::new()
-    });
-    let of = |(queue, (workers, jobs)): (String, (usize, usize))| {
-        let burst = bursts.get(queue.as_str()).copied().unwrap_or_default();
-        (queue, jobs.min(burst / (SPREAD * workers.max(1))).max(1))
-    };
-    told.into_iter().map(of).collect()
 }
 
-/// Lets these tickets share messages.
-pub(crate) fn share_messages(tickets: &mut [Ticket], allowed: &Allowed) {
-    for ticket in tickets {
-        ticket.jobs_per_message = allowed.get(&ticket.queue).copied().unwrap_or(1);
-    }
+/// Jobs of groups, of one queue and kind.
+#[derive(Debug, PartialEq)]
+struct Burst {
+    queue: String,
+    kind: String,
+    jobs: usize,
 }
 
-/// For each queue with enough jobs of one kind for messages of two, the least such number.
-fn large_bursts<'a>(jobs: impl Iterator<Item = (&'a str, &'a str)>) -> BTreeMap<&'a str, usize> {
-    let mut kinds: HashMap<_, usize> = HashMap::new();
-    for alike in jobs {
-        *kinds.entry(alike).or_default() += 1;
+/// Returns those that have enough jobs for messages of two.
+fn large_bursts(tickets: &[Ticket]) -> Vec<Burst> {
+    let mut bursts: HashMap<(&str, &str), usize> = HashMap::new();
+    for ticket in tickets.iter().filter(|ticket| ticket.jobs_per_message.is_some() && ticket.is_sociable()) {
+        *bursts.entry((&ticket.queue, &ticket.kind)).or_default() += 1;
     }
-    let mut bursts = BTreeMap::new();
-    for ((queue, _), jobs) in kinds.into_iter().filter(|(_, jobs)| *jobs >= 2 * SPREAD) {
-        let least = bursts.entry(queue).or_insert(jobs);
-        *least = jobs.min(*least);
-    }
-    bursts
+    let burst =
+        |((queue, kind), jobs): ((&str, &str), _)| Burst { queue: queue.into(), kind: kind.into(), jobs };
+    bursts.into_iter().filter(|(_, jobs)| *jobs >= 2 * SPREAD).map(burst).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::JobId;
+
+    fn tickets(kind: &str, dispatch: i32, jobs_per_message: Option<usize>, n: usize) -> Vec<Ticket> {
+        let ticket = |_| Ticket {
+            job: JobId::generate(),
+            queue: "q".into(),
+            kind: kind.into(),
+            dispatch,
+            clear_reason: None,
+            trace_context: None,
+            jobs_per_message,
+        };
+        (0..n).map(ticket).collect()
+    }
 
     #[test]
-    fn a_burst_is_many_jobs_of_one_kind() {
-        let jobs = |queue, kind, n| std::iter::repeat_n((queue, kind), n);
-        let all =
-            jobs("a", "x", 40).chain(jobs("a", "y", 16)).chain(jobs("a", "z", 15)).chain(jobs("b", "x", 15));
-        assert_eq!(large_bursts(all), [("a", 16)].into());
+    fn a_burst_is_many_jobs_of_groups_of_one_kind() {
+        let all = [
+            tickets("many", 1, Some(1), 16),
+            tickets("many", 1, None, 100),
+            tickets("many", 2, Some(1), 100),
+            tickets("few", 1, Some(1), 15),
+            tickets("plain", 1, None, 100),
+        ];
+        let large = large_bursts(&all.concat());
+        assert_eq!(large, [Burst { queue: "q".into(), kind: "many".into(), jobs: 16 }]);
     }
 }

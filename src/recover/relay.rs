@@ -34,7 +34,7 @@ use crate::{
         JobId,
         attempt::{Reason, RecoveryPath},
     },
-    nats::{Confirmations, Nats, NatsError, Progress, Ticket, together},
+    nats::{Confirmations, Nats, NatsError, Progress, Ticket},
     observe::{metrics, panics, repeats},
     proof::fault,
     store::{DueJob, Store, StoreError, Suspect, Suspects},
@@ -207,8 +207,10 @@ async fn publish(
     fault::point("taken");
     let mut tickets: Vec<_> = jobs.iter().map(Ticket::from).collect();
     if matches!(take, Take::Followers) {
-        let alike = jobs.iter().map(|job| (job.queue.as_str(), job.kind.as_str()));
-        together::share_messages(&mut tickets, &together::allowed(store, alike).await);
+        for ticket in &mut tickets {
+            ticket.jobs_per_message = Some(1);
+        }
+        nats.share_messages(store, &mut tickets).await;
     }
     let answers = nats.publish(&tickets, confirmations).await;
     fault::point("relayed");

@@ -198,7 +198,7 @@ impl Store {
     /// For each of these queues, its live workers, and how many jobs one message may name.
     pub(crate) async fn jobs_per_message(
         &self,
-        queues: &[&str],
+        queues: &[String],
     ) -> Result<HashMap<String, (usize, usize)>, StoreError> {
         let rows = self.rows(query(JOBS_PER_MESSAGE).bind(queues)).await?;
         let of = |row: &PgRow| {

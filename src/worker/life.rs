@@ -164,6 +164,7 @@ impl<S: Send + Sync + 'static> Life<S> {
 
     fn registration(&self, life_sign: &LifeSign) -> Registration {
         let identity = Identity::of_this_process();
+        let (queues, jobs_per_message) = self.queues.with_jobs_per_message();
         Registration {
             worker_id: self.worker_id.clone(),
             hostname: self.hostname.clone(),
@@ -174,11 +175,11 @@ impl<S: Send + Sync + 'static> Life<S> {
             lock_file: life_sign.path(),
             probe_subject: None,
             renew_every: self.config.timing.renew_every,
-            queues: self.queues.names().cloned().collect(),
+            queues,
             kinds: self.attempts.handlers.kinds.names(),
             unkept: self.attempts.handlers.kinds.unkept(),
             slots: i32::try_from(self.queues.total).unwrap_or(i32::MAX),
-            jobs_per_message: Some(self.queues.jobs_per_message().collect()),
+            jobs_per_message: Some(jobs_per_message),
             client: None,
         }
     }

@@ -200,9 +200,9 @@ impl Queues {
         self.slots.keys()
     }
 
-    /// For each of the names, how many jobs one message may name.
-    pub(super) fn jobs_per_message(&self) -> impl Iterator<Item = i32> {
-        self.slots.values().map(|slots| jobs_per_message(slots.slots() / slots.sharing()))
+    /// The names, and for each of them how many jobs one message may name.
+    pub(super) fn with_jobs_per_message(&self) -> (Vec<String>, Vec<i32>) {
+        self.slots.iter().map(|(name, slots)| (name.clone(), jobs_per_message(slots.part()))).unzip()
     }
 }
 

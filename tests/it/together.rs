@@ -37,7 +37,7 @@ fn gated(bench: &Bench, slots: u32) -> (Running, Arc<Semaphore>) {
         async move { held.acquire().await.unwrap().forget() }
     };
     let worker = Worker::builder(&bench.tenure)
-        .handle_kind("order", KindOptions::new(), handler)
+        .handle_kind("order", KindOptions::new().keepalive(), handler)
         .concurrency("q", slots);
     (Running::start(worker), gate)
 }
@@ -83,6 +83,30 @@ async fn jobs_without_a_slot_run_elsewhere_while_the_others_of_their_message_sti
     bench.until_stream_is_empty(Duration::from_secs(10)).await;
     small.stop().await;
     large.stop().await;
+}
+
+/// The jobs take long, and a slot becomes free now and then: a message waits until there is room for all of its jobs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_worker_takes_a_message_when_it_has_a_slot_for_each_of_its_jobs() {
+    let bench = bench_with(|config| config.jobs_per_message = 2).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    burst(&bench, 400).await;
+    let (worker, gate) = gated(&bench, 64);
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 64).await;
+    for round in 1..=4 {
+        gate.add_permits(1);
+        bench.until_count("tenure.job_history", 2 * round - 1).await;
+        // For longer than a part of a message waits for a slot, and is published again.
+        sleep(Duration::from_millis(500)).await;
+        gate.add_permits(1);
+        bench.until_count("tenure.job_history", 2 * round).await;
+        bench.until_count("tenure.jobs WHERE status = 'processing'", 64).await;
+    }
+    assert_eq!(bench.count("tenure.jobs WHERE dispatch > 1").await, 0, "the worker handed jobs back");
+    gate.add_permits(400);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 400).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
 }
 
 /// A worker with one slot runs a burst by itself, and a stop in between returns what it has not begun.

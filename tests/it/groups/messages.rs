@@ -16,7 +16,7 @@ fn gated(bench: &Bench, slots: u32) -> (Running, Arc<Semaphore>) {
     };
     let nothing = async |_: Value, _: JobContext| {};
     let worker = Worker::builder(&bench.tenure)
-        .handle_kind("part", KindOptions::new(), part)
+        .handle_kind("part", KindOptions::new().keepalive(), part)
         .handle_kind("split", KindOptions::new(), nothing)
         .handle_kind("merge", KindOptions::new(), nothing)
         .concurrency("q", slots);
@@ -33,9 +33,18 @@ async fn enqueue(bench: &Bench) -> JobId {
     graph.await.unwrap().id
 }
 
-/// Waits until all parts run. A message stays in the stream as long as one of its jobs does.
+/// Waits until all parts run, and returns how many messages named them: a message stays in the stream as long as one of
+/// its jobs runs.
 async fn messages_of_parts(bench: &Bench) -> u64 {
     bench.until_count("tenure.jobs WHERE status = 'processing' AND kind = 'part'", PARTS.into()).await;
+    // None was handed back, and published again.
+    assert_eq!(bench.count("tenure.jobs WHERE dispatch > 1").await, 0);
+    // The message of the job before them may not be gone yet.
+    let since = Instant::now();
+    while bench.named().await != u64::from(PARTS) {
+        assert!(since.elapsed() < SOON, "the messages name {} jobs", bench.named().await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     bench.messages().await
 }
 
@@ -76,6 +85,40 @@ async fn jobs_that_are_enqueued_together_before_another_share_messages_where_the
     worker.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn each_job_has_its_own_message_if_the_settings_say_so() {
+    let bench = bench_with(|config| config.jobs_per_message = 1).await;
+    let (worker, gate) = gated(&bench, 256);
+    bench.until_count("tenure.workers", 1).await;
+    let last = enqueue(&bench).await;
+    assert_eq!(messages_of_parts(&bench).await, u64::from(PARTS));
+    ended(&bench, last, &gate).await;
+    worker.stop().await;
+}
+
+/// A worker of several queues tells what it can take of each, by its slots: also of those that share them by weight.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_tells_how_many_jobs_of_each_queue_one_message_may_name() {
+    let bench = bench().await;
+    let nothing = async |_: Value, _: JobContext| {};
+    let worker = Worker::builder(&bench.tenure)
+        .handle_kind("part", KindOptions::new(), nothing)
+        .concurrency("few", 10)
+        .concurrency("many", 2_000)
+        .shared(1_000, [("heavy", 9), ("light", 1)]);
+    let running = Running::start(worker);
+    bench.until_count("tenure.workers", 1).await;
+    let told: Vec<(String, i32)> = sqlx::query_as(
+        "SELECT queue, jobs FROM tenure.jobs_per_message('{few,many,heavy,light}') ORDER BY queue COLLATE \"C\"",
+    )
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    let told: Vec<_> = told.iter().map(|(queue, jobs)| (queue.as_str(), *jobs)).collect();
+    assert_eq!(told, [("few", 1), ("heavy", 14), ("light", 1), ("many", 16)]);
+    running.stop().await;
+}
+
 /// A worker of an earlier release would take a message of several jobs for a malformed one.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_job_has_its_own_message_beside_an_older_worker_and_when_the_database_does_not_tell() {
@@ -99,7 +142,7 @@ async fn each_job_has_its_own_message_beside_an_older_worker_and_when_the_databa
 async fn what_each_live_worker_can_take_is_told_by_queue() {
     let bench = bench().await;
     let told = async |queue: &str| -> (i64, i32) {
-        let ask = "SELECT workers, jobs FROM tenure.jobs_per_message(ARRAY['other', $1])  WHERE queue = $1";
+        let ask = "SELECT workers, jobs FROM tenure.jobs_per_message(ARRAY['other', $1]) WHERE queue = $1";
         sqlx::query_as(ask).bind(queue).fetch_one(&bench.pool).await.unwrap()
     };
     let worker = async |id: &str, queues: &str, jobs: Option<&str>| {
@@ -115,11 +158,15 @@ async fn what_each_live_worker_can_take_is_told_by_queue() {
     assert_eq!((told("a").await, told("b").await), ((1, 8), (2, 4)));
     worker("older", "{b}", None).await;
     assert_eq!((told("a").await, told("b").await), ((1, 8), (3, 1)));
-    bench
-        .execute(
-            "UPDATE tenure.workers SET last_seen_at = now() - interval '1 hour' WHERE worker_id = 'older'",
-        )
-        .await;
+    let silent = async |since: &str| {
+        let sql = format!(
+            "UPDATE tenure.workers SET last_seen_at = now() - interval '{since}' WHERE worker_id = 'older'"
+        );
+        bench.execute(&sql).await;
+    };
+    silent("1 minute").await;
+    assert_eq!(told("b").await, (2, 1), "a worker that may come back");
+    silent("1 hour").await;
     assert_eq!(told("b").await, (2, 4), "a worker that has been silent for long");
     bench.execute("INSERT INTO tenure.queues (queue, max_running) VALUES ('b', 5)").await;
     assert_eq!((told("a").await, told("b").await), ((1, 8), (2, 1)), "a limited queue");
