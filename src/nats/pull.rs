@@ -200,7 +200,7 @@ impl Pull {
         if !few {
             self.few_since = None;
         }
-        let takes_part = few && (free == self.slots.slots() || few_since.elapsed() >= self.few_for());
+        let takes_part = few && (self.slots.runs_nothing() || few_since.elapsed() >= self.few_for());
         let messages = messages_for(before + free, self.each, takes_part).saturating_sub(self.requested);
         if free == 0 || free < before || messages == 0 {
             return Ok(());

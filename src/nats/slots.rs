@@ -170,6 +170,11 @@ impl Slots {
         self.group.slots
     }
 
+    /// Whether no job of the queue runs here, and none is requested.
+    pub(crate) fn runs_nothing(&self) -> bool {
+        self.group.queues()[self.at].taken == 0
+    }
+
     /// The queue's part of them, by weight.
     pub(crate) fn part(&self) -> usize {
         let queues = self.group.queues();
