@@ -13,9 +13,10 @@ const SLOTS_DEFAULT: u32 = 10;
 /// The most slots of one queue; the database limits the useful number to far less.
 pub(super) const SLOTS_MAX: u32 = 100_000;
 
-/// A message of several jobs names one for this number of slots, and at most so many: a worker that has no slot for one
-/// of them hands it back, and the relay publishes it alone.
+/// How many slots a worker needs for each job of a message. A worker hands a job back if it has no slot for it, and the
+/// relay publishes that job alone.
 const SLOTS_PER_JOB: usize = 64;
+/// The most jobs of one message, however many slots a worker has.
 const JOBS_PER_MESSAGE: usize = 16;
 
 /// How many jobs one message may name for a queue with these slots.
