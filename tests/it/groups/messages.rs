@@ -138,6 +138,22 @@ async fn each_job_has_its_own_message_beside_an_older_worker_and_when_the_databa
     worker.stop().await;
 }
 
+/// The question waits for a lock. The jobs do not wait for the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_job_has_its_own_message_when_the_database_tells_too_late() {
+    let bench = bench().await;
+    let (worker, gate) = gated(&bench, 256);
+    let first = bench.tenure.enqueue(job("split", json!({}))).await.unwrap();
+    bench.until_finished(first.id).await;
+    let mut tx = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.workers IN ACCESS EXCLUSIVE MODE").execute(&mut *tx).await.unwrap();
+    let last = enqueue(&bench).await;
+    assert_eq!(messages_of_parts(&bench).await, u64::from(PARTS));
+    tx.rollback().await.unwrap();
+    ended(&bench, last, &gate).await;
+    worker.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_each_live_worker_can_take_is_told_by_queue() {
     let bench = bench().await;
