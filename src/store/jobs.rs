@@ -11,10 +11,10 @@ use sqlx::{Row, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{
-    BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_GROUPED, COMPLETE_ONE,
-    COMPLETE_SKIP, COMPLETE_TOLD, COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP, ENQUEUE,
-    ENQUEUE_GROUPED, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED,
-    PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE,
+    BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_GROUPED, COMPLETE_GROUPED_TOLD,
+    COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD, COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP,
+    ENQUEUE, ENQUEUE_GROUPED, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS,
+    MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE,
     UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
@@ -359,15 +359,16 @@ impl Store {
                 let outputs = some.then(|| many.iter().map(|c| c.output.as_deref()).collect::<Vec<_>>());
                 let report = |of: &Completion| of.report.as_ref().and_then(ProgressWrite::report);
                 let told = many.iter().any(|c| c.report.is_some());
-                let reports = told.then(|| many.iter().map(report).collect::<Vec<_>>());
                 let in_group = many.iter().any(|c| c.in_group);
-                let query = query(match told {
-                    _ if in_group => COMPLETE_GROUPED,
-                    true => COMPLETE_TOLD,
-                    false => COMPLETE,
+                let query = query(match (told, in_group) {
+                    (false, false) => COMPLETE,
+                    (false, true) => COMPLETE_GROUPED,
+                    (true, false) => COMPLETE_TOLD,
+                    (true, true) => COMPLETE_GROUPED_TOLD,
                 });
                 let query = query.bind(keys.jobs).bind(keys.tokens).bind(keys.claims).bind(outputs);
-                let query = if told || in_group { query.bind(reports) } else { query };
+                let query =
+                    if told { query.bind(many.iter().map(report).collect::<Vec<_>>()) } else { query };
                 self.rows_over(Line::Complete, query).await
             }
             _ => self.complete_pairwise(completions).await,

@@ -185,6 +185,7 @@ parts! {
     "job/parts" "claim_set";
     "job/parts" "claim_unlimited";
     "job/parts" "claim_won";
+    "job/parts" "complete_edges";
     "job/parts" "complete_forget";
     "job/parts" "complete_locked";
     "job/parts" "complete_mine";
@@ -264,6 +265,7 @@ statements! {
     COMPLETE_SKIP = "job/forms" "complete_skip";
     COMPLETE_TOLD = "job/forms" "complete_told";
     COMPLETE_GROUPED = "job/forms" "complete_grouped";
+    COMPLETE_GROUPED_TOLD = "job/forms" "complete_grouped_told";
     COMPLETE_IN = "job/forms" "complete_in";
     COMPLETE_IN_TOLD = "job/forms" "complete_in_told";
     COMPLETE_UNKEPT = "job" "complete_unkept";

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Plan, Ratio, Values,
-    arena::{Arena, LONGEST, cost, count},
+    arena::{Arena, LONGEST, WorkerProcess, cost, count},
     consume::{all_completed, rate_of_one_worker},
     percentile,
     pickup::now_us,
@@ -25,34 +25,30 @@ const MEMBERS: usize = 100;
 
 /// Measures jobs onto one follower, from one job over many onto one, and many such groups, beside plain jobs.
 pub(super) async fn groups(arena: &Arena, plan: &Plan, values: &mut Values) -> anyhow::Result<()> {
-    let queue = arena.queue();
-    fill(arena, &queue, plan.jobs).await?;
-    let beside = drained(arena, plan, &queue, &[], plan.jobs).await?;
+    let ready = Ready::new(arena, plan).await?;
+    fill(arena, &ready.queue, plan.jobs).await?;
+    let beside = ready.drain(None, plan.jobs).await?;
     values.add(PLAIN, "jobs/s", beside.rate).cpu_us = beside.cpu_us;
     let mut add = |name: &'static str, groups: Drained| {
         let value = values.add(name, "jobs/s", groups.rate);
         (value.ratio, value.cpu_us) = (Some(Ratio::of(PLAIN, groups.rate / beside.rate)), groups.cpu_us);
     };
 
-    let queue = arena.queue();
-    let members = (0..plan.jobs - 1).map(|order| request(&queue, order));
-    let last = arena.tenure.group(members).then(request(&queue, plan.jobs)).await?.id;
-    arena.tenure.flush().await;
-    let fan_in = drained(arena, plan, &queue, &[last], plan.jobs).await?;
-    add("drain, one worker, all jobs before one follower", fan_in);
+    let ready = Ready::new(arena, plan).await?;
+    let members = (0..plan.jobs - 1).map(|order| request(&ready.queue, order));
+    let last = arena.tenure.group(members).then(request(&ready.queue, plan.jobs)).await?.id;
+    add("drain, one worker, all jobs before one follower", ready.drain(Some(last), plan.jobs).await?);
 
-    let queue = arena.queue();
-    let last = fan_out_and_in(arena, &queue, plan.jobs).await?;
-    let one = drained(arena, plan, &queue, &[last], plan.jobs).await?;
-    add("drain, one worker, one job before all, and one after", one);
+    let ready = Ready::new(arena, plan).await?;
+    let last = fan_out_and_in(arena, &ready.queue, plan.jobs).await?;
+    add("drain, one worker, one job before all, and one after", ready.drain(Some(last), plan.jobs).await?);
 
-    let queue = arena.queue();
-    let mut last = Vec::new();
+    let ready = Ready::new(arena, plan).await?;
+    let mut last = None;
     for _ in 0..plan.jobs / MEMBERS {
-        last.push(fan_out_and_in(arena, &queue, MEMBERS).await?);
+        last = Some(fan_out_and_in(arena, &ready.queue, MEMBERS).await?);
     }
-    arena.tenure.flush().await;
-    let many = drained(arena, plan, &queue, &last, last.len() * MEMBERS).await?;
+    let many = ready.drain(last, plan.jobs / MEMBERS * MEMBERS).await?;
     add("drain, one worker, the same in groups of a hundred", many);
     Ok(())
 }
@@ -66,35 +62,50 @@ async fn fan_out_and_in(arena: &Arena, queue: &str, jobs: usize) -> anyhow::Resu
     Ok(graph.await?.id)
 }
 
+/// A worker of a queue that is paused until its jobs are there: as in a fleet, a worker lives when jobs are enqueued.
+struct Ready<'a> {
+    arena: &'a Arena,
+    queue: String,
+    worker: [WorkerProcess; 1],
+}
+
 struct Drained {
     /// Jobs a second.
     rate: f64,
     cpu_us: BTreeMap<&'static str, f64>,
 }
 
-/// Measures from the first start to the last end in the rows. `last`: the jobs that run last.
-async fn drained(
-    arena: &Arena,
-    plan: &Plan,
-    queue: &str,
-    last: &[JobId],
-    jobs: usize,
-) -> anyhow::Result<Drained> {
-    let before = arena.cpu(&[]);
-    let worker = [arena.worker(queue, plan.slots, WorkerMode::Decode)?];
-    arena.workers_ready(queue, 1).await?;
-    for last in last {
-        arena.tenure.wait(*last, LONGEST).await?;
+impl<'a> Ready<'a> {
+    async fn new(arena: &'a Arena, plan: &Plan) -> anyhow::Result<Self> {
+        let queue = arena.queue();
+        arena.tenure.pause_queue(&queue).await?;
+        let worker = [arena.worker(&queue, plan.slots, WorkerMode::Decode)?];
+        arena.workers_ready(&queue, 1).await?;
+        Ok(Self { arena, queue, worker })
     }
-    arena.drained(queue).await?;
-    // The worker's CPU time began at 0.
-    let after = arena.cpu(&worker);
-    let before = before.into_iter().filter(|(part, _)| *part != "client").collect();
-    let cpu_us = cost(&before, &after, jobs);
-    drop(worker);
-    let state = arena.state(queue).await?;
-    all_completed(&state, jobs)?;
-    Ok(Drained { rate: count(jobs) / (state.last_finished - state.first_started), cpu_us })
+
+    /// Measures from the first start to the last end in the rows. `last`: a job that runs as one of the last.
+    async fn drain(self, last: Option<JobId>, jobs: usize) -> anyhow::Result<Drained> {
+        let Self { arena, queue, worker } = self;
+        arena.tenure.flush().await;
+        let before = arena.cpu(&worker);
+        arena.tenure.resume_queue(&queue).await?;
+        if let Some(last) = last {
+            arena.tenure.wait(last, LONGEST).await?;
+        }
+        arena.drained(&queue).await?;
+        let after = arena.cpu(&worker);
+        // A moment without a message may come before the last release.
+        let all = i64::try_from(jobs)?;
+        arena
+            .wait("all jobs to complete", || async { Ok(arena.state(&queue).await?.completed >= all) })
+            .await?;
+        drop(worker);
+        let state = arena.state(&queue).await?;
+        all_completed(&state, jobs)?;
+        let rate = count(jobs) / (state.last_finished - state.first_started);
+        Ok(Drained { rate, cpu_us: cost(&before, &after, jobs) })
+    }
 }
 
 /// Measures plain jobs while many others are suspended, and how late these wake.

@@ -18,7 +18,7 @@ async fn complete(connection: &mut PgConnection, jobs: &[JobId], of: &(Vec<i64>,
     let outputs: Vec<_> = (0..jobs.len()).map(|n| Some(n.to_string())).collect();
     let complete =
         sqlx::query(statement("complete_grouped")).bind(jobs).bind(&of.0).bind(&of.1).bind(outputs);
-    let rows = complete.bind(None::<Vec<String>>).fetch_all(connection).await.unwrap();
+    let rows = complete.fetch_all(connection).await.unwrap();
     assert_eq!(rows.len(), jobs.len());
 }
 
@@ -123,6 +123,36 @@ async fn a_job_with_many_followers_does_not_settle_them_all_in_its_completion() 
     assert_eq!(release(&bench).await, 21);
     assert_eq!(bench.count("tenure.job_edges WHERE output IS NULL").await, 0);
     bench.every_job_is_as_it_must_be().await;
+}
+
+/// A call releases the followers of a job that has completed without a look at each, if they wait for this one alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_waits_for_one_more_job_is_looked_at() {
+    let bench = bench().await;
+    for waiting_for_more in [0, 1, 12] {
+        let graph = bench.tenure.graph();
+        let [first, slow] = [0, 1].map(|n| graph.add(job("part", json!({ "n": n }))));
+        let followers: Vec<_> = (0..12)
+            .map(|n| {
+                let follower = graph.add(job("merge", json!({ "n": n })));
+                if n < waiting_for_more { follower.after([&first, &slow]) } else { follower.after([&first]) }
+            })
+            .collect();
+        let mut jobs = [first.id(), slow.id()];
+        jobs.sort();
+        graph.await.unwrap();
+        let (tokens, claims) = claimed(&bench.pool, &jobs, "part").await;
+        let mut completes = bench.pool.acquire().await.unwrap();
+        for (ends, n_of_released) in [(first.id(), 12 - waiting_for_more), (slow.id(), waiting_for_more)] {
+            let place = jobs.iter().position(|job| *job == ends).unwrap();
+            complete(&mut completes, &[ends], &(vec![tokens[place]], vec![claims[place]])).await;
+            assert_eq!(release_all(&bench).await, n_of_released, "{waiting_for_more} wait for more");
+        }
+        for follower in followers {
+            assert!(!is_held(&bench, follower.id()).await);
+        }
+        bench.every_job_is_as_it_must_be().await;
+    }
 }
 
 /// The row of a follower is locked when a job before it fails: it is cancelled later, and keeps back no other.
@@ -461,12 +491,7 @@ async fn a_large_output_is_copied_to_many_followers_part_by_part() {
     let text: String =
         bench.value("SELECT string_agg(md5(n::text), '') FROM generate_series(1, 7000) n").await;
     let complete = sqlx::query(statement("complete_grouped")).bind(vec![first]).bind(&of.0).bind(&of.1);
-    complete
-        .bind(vec![Some(json!(text).to_string())])
-        .bind(None::<Vec<String>>)
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    complete.bind(vec![Some(json!(text).to_string())]).execute(&bench.pool).await.unwrap();
     let (mut calls, mut released) = (0, 0);
     while bench.count("tenure.group_ends").await > 0 {
         let size = "SELECT pg_total_relation_size('tenure.job_edges')";
