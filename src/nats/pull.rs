@@ -10,7 +10,8 @@
 //!
 //! A message may name several jobs: the loop requests fewer messages where the last ones did, and for some time none
 //! while fewer slots are free than such a message needs. Jobs for which no slot is free wait for [`ROOM_WITHIN`], in
-//! order, and the loop requests nothing meanwhile; then they go back.
+//! order, and the loop requests nothing meanwhile; then they go back. Of a message that has waited without room for all
+//! of its jobs none starts: whole, it comes to another worker, and its rest would go to the end of the queue.
 //!
 //! The loop abandons an inbox only when every request made on it must have ended. async-nats's `drain()` does not wait
 //! for the server: it would drop messages on their way, and no worker would get them for a whole `ack_wait` (seen: one
@@ -92,6 +93,8 @@ pub(crate) struct Pull {
     each: usize,
     /// Since when slots are free, but not enough for a message.
     few_since: Option<Instant>,
+    /// Whether the last request was for a part of a message.
+    takes_part: bool,
     /// Jobs that wait for a slot: the rest of a message of which others run, and whole messages with their arrival.
     rest: VecDeque<Delivery>,
     rest_since: Instant,
@@ -119,6 +122,7 @@ impl Pull {
             requested: 0,
             each: 1,
             few_since: None,
+            takes_part: false,
             rest: VecDeque::new(),
             rest_since: Instant::now(),
             waiting: VecDeque::new(),
@@ -205,7 +209,7 @@ impl Pull {
         if free == 0 || free < before || messages == 0 {
             return Ok(());
         }
-        self.few_since = None;
+        (self.few_since, self.takes_part) = (None, takes_part);
         self.requested += messages;
         let wanted = (self.requested * self.each).saturating_sub(before);
         self.held.extend(self.slots.take(free.min(wanted), before));
@@ -227,10 +231,22 @@ impl Pull {
         if self.rest.is_empty() { first } else { Some(self.rest_since) }
     }
 
+    /// Whether the first jobs of this message may start before there is a slot for each.
+    fn splits(&self, message: &Delivery) -> bool {
+        self.takes_part || message.jobs > self.slots.slots()
+    }
+
     /// Gives free slots to the jobs that wait, in order.
     fn assign(&mut self, deliveries: &mut Vec<(Delivery, Slot)>) {
-        let jobs = self.rest.len() + self.waiting.iter().map(|(_, message)| message.jobs).sum::<usize>();
         let held = self.held.len();
+        let room = held + self.slots.available(0);
+        let mut jobs = self.rest.len();
+        for (_, message) in &self.waiting {
+            if jobs + message.jobs > room && !self.splits(message) {
+                break;
+            }
+            jobs += message.jobs;
+        }
         let mut slots = self.held.split_off(held - held.min(jobs));
         if jobs > held {
             slots.extend(self.slots.take(jobs - held, 0));
