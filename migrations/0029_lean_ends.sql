@@ -1,8 +1,8 @@
 -- Groups, with less processor time for each end: about a quarter less in `tenure.settle_edges` and in
 -- `tenure.release_followers`. What they do stays: migrations 26 and 27 explain it.
 
--- As before, with less work for an edge: whether a job has many followers shows in how its edges stand among the others, and
--- outputs are looked up only if there are any, as the server copies `jobs` for each call of width_bucket.
+-- As before, with less work for an edge. A job has many followers if an edge and the tenth after it are both its own. Outputs
+-- are looked up only if there are any, as the server copies `jobs` for each call of width_bucket.
 CREATE OR REPLACE FUNCTION tenure.settle_edges(jobs uuid[], outputs jsonb[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
     SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -26,7 +26,7 @@ BEGIN
                 LIMIT edges_at_once + 1) d
          WHERE (u.id IN (SELECT unnest(wide))) IS NOT TRUE;
         EXIT WHEN places IS NULL;
-        -- The edges of one job stand together.
+        -- The edges of one job stand together, as the jobs are gone through one by one.
         more := ARRAY(SELECT DISTINCT befores[i] FROM generate_series(edges_at_once + 1, cardinality(befores)) AS i
                        WHERE befores[i] = befores[i - edges_at_once]);
         IF cardinality(more) > 0 THEN
@@ -51,8 +51,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- As before, without the look at what a follower waits for where this is one job alone, which has completed; without a sort
--- of all edges; and without arrays of what it returns.
+-- As before, without a sort of all edges, without arrays of what it returns, and without the look at what a follower waits for
+-- where that is one job alone, which has completed: no edge comes before a follower whose only job has ended, as a member that
+-- runs adds edges under its fence.
 CREATE OR REPLACE FUNCTION tenure.release_followers(most int)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -211,7 +212,8 @@ BEGIN
             END;
         END LOOP;
         PERFORM set_config('lock_timeout', '2s', true);
-        -- A follower whose only edge is settled needs no look, unless a failure has cancelled it before.
+        -- A follower whose only edge is settled needs no look, unless a failure has cancelled it before. The followers of one
+        -- job are mostly of one sort: to look at all of them or at none saves telling them apart.
         IF sole_n = known AND settled = known AND skips = 0
             AND NOT EXISTS (SELECT FROM tenure.followers f WHERE f.job_id = ANY (touched) AND f.cut_at IS NOT NULL)
         THEN
@@ -454,8 +456,8 @@ BEGIN
         LOOP
             PERFORM set_config('lock_timeout', '100ms', true);
             BEGIN
-                -- The time that never comes is compared so that no plan goes through all jobs that have it. Sorted: no row is
-                -- returned before the last one is changed, as a lock may undo all of it.
+                -- The time that never comes is compared so that no plan goes through all jobs that have it. Sorted: what
+                -- is returned stays, also if a lock ends the statement, and a sort returns nothing before the last row is changed.
                 RETURN QUERY WITH released AS (
                     UPDATE tenure.jobs j
                        SET dispatch = j.dispatch + 1, scheduled_at = moment, publish_at = NULL,
@@ -479,6 +481,7 @@ BEGIN
                 ready := ARRAY(SELECT unnest(ready) EXCEPT SELECT unnest(locked));
             END;
         END LOOP;
+        -- Those that this call has released are due at its moment.
         ready := CASE WHEN pass = 1 AND cardinality(ready) > released_n
                       THEN ARRAY(SELECT DISTINCT r.id FROM unnest(ready) AS r(id)
                                   WHERE NOT EXISTS (SELECT FROM tenure.jobs j

@@ -397,6 +397,7 @@ impl Store {
             self.rows(query(table).bind(queue).bind(first)).await?;
         }
         self.rows(query("DELETE FROM tenure.schedules WHERE queue = $1").bind(queue)).await?;
+        self.rows(query("DELETE FROM tenure.queues WHERE queue = $1").bind(queue)).await?;
         self.rows(query("DELETE FROM tenure.jobs WHERE queue = $1").bind(queue)).await?;
         self.rows(
             query("DELETE FROM tenure.job_history WHERE id >= $2 AND queue = $1").bind(queue).bind(first),

@@ -94,12 +94,12 @@ impl<'a> Ready<'a> {
             arena.tenure.wait(last, LONGEST).await?;
         }
         arena.drained(&queue).await?;
-        let after = arena.cpu(&worker);
         // A moment without a message may come before the last release.
         let all = i64::try_from(jobs)?;
         arena
             .wait("all jobs to complete", || async { Ok(arena.state(&queue).await?.completed >= all) })
             .await?;
+        let after = arena.cpu(&worker);
         drop(worker);
         let state = arena.state(&queue).await?;
         all_completed(&state, jobs)?;

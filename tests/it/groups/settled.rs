@@ -324,6 +324,28 @@ async fn a_follower_that_is_redriven_while_the_job_before_it_is_cancelled_is_not
     assert_eq!(status(&bench, merge).await, "cancelled");
 }
 
+/// The lock ends the statement that releases all of them, after it has changed eleven rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_meets_a_lock_returns_each_released_follower_once() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let first = graph.add(job("part", json!({"n": 1})));
+    let followers: Vec<_> =
+        (0..12).map(|n| graph.add(job("merge", json!({ "n": n }))).after([&first])).collect();
+    let last = followers.iter().map(|follower| follower.id()).max().unwrap();
+    graph.await.unwrap();
+    let of = claimed(&bench.pool, &[first.id()], "part").await;
+    let mut completes = bench.pool.acquire().await.unwrap();
+    complete(&mut completes, &[first.id()], &of).await;
+    let mut holds = bench.pool.begin().await.unwrap();
+    let lock = sqlx::query("SELECT FROM tenure.jobs WHERE id = $1 FOR UPDATE").bind(last);
+    lock.execute(&mut *holds).await.unwrap();
+    assert_eq!(release(&bench).await, 11);
+    holds.rollback().await.unwrap();
+    assert_eq!(release_all(&bench).await, 1);
+    bench.every_job_is_as_it_must_be().await;
+}
+
 /// Of two followers of one call the row of one is locked, and the other is being redriven: neither is forgotten.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_follower_does_not_make_a_call_forget_one_that_is_being_redriven() {
