@@ -332,7 +332,7 @@ async fn a_call_that_meets_a_lock_returns_each_released_follower_once() {
     let first = graph.add(job("part", json!({"n": 1})));
     let followers: Vec<_> =
         (0..12).map(|n| graph.add(job("merge", json!({ "n": n }))).after([&first])).collect();
-    let last = followers.iter().map(|follower| follower.id()).max().unwrap();
+    let last = followers.iter().map(tenure::groups::Node::id).max().unwrap();
     graph.await.unwrap();
     let of = claimed(&bench.pool, &[first.id()], "part").await;
     let mut completes = bench.pool.acquire().await.unwrap();
