@@ -109,6 +109,25 @@ async fn a_busy_worker_takes_a_message_when_it_has_a_slot_for_each_of_its_jobs()
     worker.stop().await;
 }
 
+/// It has asked for as many messages as it has slots, and the first slot to become free has room for half of one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_starts_takes_no_part_of_a_message() {
+    let bench = bench_with(|config| config.jobs_per_message = 2).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    burst(&bench, 400).await;
+    let (worker, gate) = gated(&bench, 64);
+    gate.add_permits(1);
+    bench.until_count("tenure.job_history", 1).await;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 63).await;
+    // For longer than a part of a message waits for a slot, and is published again.
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(bench.count("tenure.jobs WHERE dispatch > 1").await, 0, "the worker handed jobs back");
+    gate.add_permits(400);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 400).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
 /// A worker with one slot runs a burst by itself, and a stop in between returns what it has not begun.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_with_one_slot_runs_a_burst_and_a_stop_returns_the_rest() {

@@ -324,6 +324,28 @@ async fn a_follower_that_is_redriven_while_the_job_before_it_is_cancelled_is_not
     assert_eq!(status(&bench, merge).await, "cancelled");
 }
 
+/// Another transaction changes an edge after a completion has found it: it has another place then.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edge_that_changes_while_a_completion_settles_it_is_not_lost() {
+    let bench = bench().await;
+    let group =
+        bench.tenure.group([job("part", json!({"n": 1}))]).then(job("merge", json!({}))).await.unwrap();
+    let settled = format!("tenure.job_edges WHERE before = '{}' AND state = 'completed'", group.jobs[0]);
+    let mut changes = bench.pool.begin().await.unwrap();
+    let (pool, member) = (bench.pool.clone(), group.jobs[0]);
+    let change = sqlx::query("UPDATE tenure.job_edges SET ended_at = now() WHERE before = $1").bind(member);
+    change.execute(&mut *changes).await.unwrap();
+    let settles = tokio::spawn(async move {
+        let settle = sqlx::query("SELECT tenure.settle_edges(ARRAY[$1], NULL)").bind(member);
+        settle.execute(&pool).await.unwrap();
+    });
+    bench.until("EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").await;
+    changes.commit().await.unwrap();
+    settles.await.unwrap();
+    assert_eq!(bench.count(&settled).await, 1);
+    assert_eq!(release(&bench).await, 1);
+}
+
 /// The lock ends the statement that releases all of them, after it has changed eleven rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_meets_a_lock_returns_each_released_follower_once() {
