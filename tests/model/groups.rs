@@ -1,9 +1,11 @@
-//! Groups as a state machine: two jobs, one that follows both, and the calls that work off their ends.
+//! Groups as a state machine: two jobs, one that follows both, and the calls that work off their ends. The second job may
+//! be one that the first one adds while it runs.
 //!
 //! A step is atomic where the real system's is: a commit, a look, a write under a lock, a death. A job that completes
 //! settles its edge itself, and notes the follower; any other end, and that of a job with many followers, is noted, and a
 //! call settles the edge. A call of `release_followers` has four steps: it takes notes, it settles edges and judges the
-//! follower by those that it sees, it locks the follower's job and writes, and it commits. It shows at its commit alone.
+//! follower by those that it sees, it locks the follower's job and writes, and it commits. It shows at its commit alone. It
+//! releases a follower of one job that has completed without a look at its other edges: there are none, nor will be any.
 //! Claims and owners have their own model: here a job runs and ends, and may be redriven once it is dead.
 
 use crate::explore::Model;
@@ -37,6 +39,10 @@ pub(crate) enum Mutation {
     FailureStays,
     /// A follower is released once more for each call that finds no edge open.
     ReleasedByEach,
+    /// A job adds another one although its attempt has ended.
+    AddsWithoutFence,
+    /// A call that settles an edge by a completion does not look at the follower, although it has other edges.
+    LooksAtNone,
 }
 
 /// What the follower does when a job before it fails.
@@ -56,6 +62,8 @@ pub(crate) struct Groups {
     pub(crate) faults: u8,
     /// How often a dead job is redriven.
     pub(crate) redrives: u8,
+    /// Whether the second job is there only once the first one adds it.
+    pub(crate) adds: bool,
 }
 
 const MEMBERS: usize = 2;
@@ -126,8 +134,10 @@ pub(crate) enum Call {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct State {
-    /// `None`: live.
+    /// `None`: live, or not there.
     members: [Option<Fate>; MEMBERS],
+    /// How many members there are.
+    count: usize,
     redrives: u8,
     notes: Vec<Note>,
     edges: [Option<Fate>; MEMBERS],
@@ -146,6 +156,8 @@ pub(crate) enum Action {
     /// A job completes, and settles its edge.
     Settles(usize),
     Redrive(usize),
+    /// The first job adds the second one.
+    Adds,
     Take(usize),
     Look(usize),
     Write(usize),
@@ -161,6 +173,17 @@ impl State {
             Call::Looked { edges, .. } | Call::Wrote { edges, .. } => edges.iter().any(|(of, _)| *of == job),
             _ => false,
         })
+    }
+
+    /// Whether the follower has started, or a call is about to release it.
+    fn releases(&self) -> bool {
+        let has_started = matches!(self.follower, Follower::Released | Follower::Ended);
+        has_started
+            || self.calls.iter().any(|call| match call {
+                Call::Looked { verdict, .. } => matches!(verdict, Verdict::Release { .. }),
+                Call::Wrote { becomes, .. } => *becomes == Some(Follower::Released),
+                _ => false,
+            })
     }
 
     /// Of states that differ in the numbers of the calls, or in the order of notes that does not matter, only one is
@@ -225,7 +248,7 @@ impl Groups {
 
     /// What a call finds of the follower, by these edges, if it knows of a failure or not.
     fn judge(&self, state: &State, edges: [Option<Fate>; MEMBERS], hurt: Option<Fate>) -> Verdict {
-        let is_open = edges.contains(&None);
+        let is_open = edges[..state.count].contains(&None);
         let lacks = |fate| edges.contains(&Some(fate)) && !self.has(Mutation::FailureReleases);
         let worst = [Fate::Cancelled, Fate::Failed].into_iter().find(|fate| lacks(*fate));
         let ends_it = |fate| match self.on_failure {
@@ -241,6 +264,23 @@ impl Groups {
             (None, Some(_)) if self.on_failure == OnFailure::Hold => Verdict::Nothing,
             _ => Verdict::Release { was_cut },
         }
+    }
+
+    /// Takes the notes that no other call has.
+    fn take(&self, state: &mut State, call: usize) -> Vec<Told> {
+        let mut taken = Vec::new();
+        for note in state.notes.iter_mut().filter(|note| note.taken_by.is_none()) {
+            note.taken_by = Some(call);
+            // Of two ends of one job, the later one counts.
+            if let Told::End(job, _) = note.told {
+                taken.retain(|told| !matches!(told, Told::End(of, _) if *of == job));
+            }
+            taken.push(note.told);
+        }
+        if self.has(Mutation::NotesBeforeTheCommit) {
+            state.notes.retain(|note| note.taken_by != Some(call));
+        }
+        taken
     }
 
     fn look(&self, state: &mut State, call: usize, notes: &[Told]) {
@@ -264,8 +304,14 @@ impl Groups {
             }
         }
         let is_told = notes.iter().any(|told| matches!(told, Told::Look(_)));
-        let verdict =
-            if edges.is_empty() && !is_told { Verdict::Nothing } else { self.judge(state, seen, hurt) };
+        // The real call counts the edges in the statement that settles one.
+        let is_sole = state.count == 1 || self.has(Mutation::LooksAtNone);
+        let completes = edges.len() == 1 && edges[0].1 == Fate::Completed && state.follower == Follower::Held;
+        let verdict = match edges.as_slice() {
+            [] if !is_told => Verdict::Nothing,
+            _ if is_sole && completes => Verdict::Release { was_cut: false },
+            _ => self.judge(state, seen, hurt),
+        };
         let is_released = matches!(verdict, Verdict::Release { .. });
         // What a note has said of a failure may be over.
         let is_late = notes.iter().any(|told| matches!(told, Told::Look(Some(_))));
@@ -273,7 +319,7 @@ impl Groups {
             || is_late && !self.has(Mutation::KeepsTheLateCut);
         let looks_again = looks_again && !is_released;
         if is_released && matches!(state.follower, Follower::Held | Follower::Cut) {
-            let is_early = state.members.iter().any(|member| match member {
+            let is_early = state.members[..state.count].iter().any(|member| match member {
                 Some(Fate::Completed) => false,
                 Some(_) => self.on_failure != OnFailure::Run,
                 None => true,
@@ -326,6 +372,7 @@ impl Model for Groups {
     fn first(&self) -> State {
         State {
             members: [None; MEMBERS],
+            count: if self.adds { 1 } else { MEMBERS },
             redrives: 0,
             notes: vec![],
             edges: [None; MEMBERS],
@@ -340,8 +387,8 @@ impl Model for Groups {
     }
 
     fn actions(&self, state: &State) -> Vec<Action> {
-        let mut all = vec![Action::FollowerEnds];
-        for job in 0..MEMBERS {
+        let mut all = vec![Action::FollowerEnds, Action::Adds];
+        for job in 0..state.count {
             all.push(Action::Redrive(job));
             all.push(Action::Settles(job));
             all.extend([Fate::Completed, Fate::Failed, Fate::Cancelled].map(|fate| Action::Ends(job, fate)));
@@ -393,21 +440,22 @@ impl Model for Groups {
                     state.edges[job] = None;
                 }
             }
-            Action::Take(call) => {
-                let mut taken = Vec::new();
-                for note in state.notes.iter_mut().filter(|note| note.taken_by.is_none()) {
-                    note.taken_by = Some(call);
-                    // Of two ends of one job, the later one counts.
-                    if let Told::End(job, _) = note.told {
-                        taken.retain(|told| !matches!(told, Told::End(of, _) if *of == job));
-                    }
-                    taken.push(note.told);
-                }
-                if taken.is_empty() {
+            Action::Adds => {
+                // Its row is locked until the edge is committed, and so is its end.
+                let is_stale = state.members[0].is_some() && !self.has(Mutation::AddsWithoutFence);
+                if state.count == MEMBERS || is_stale {
                     return None;
                 }
-                if self.has(Mutation::NotesBeforeTheCommit) {
-                    state.notes.retain(|note| note.taken_by != Some(call));
+                state.count = MEMBERS;
+                // Of one whose job was redriven, the follower may have started because of the failure.
+                if state.redrives == 0 && state.releases() {
+                    state.wrong = Some("a follower starts before its time");
+                }
+            }
+            Action::Take(call) => {
+                let taken = self.take(&mut state, call);
+                if taken.is_empty() {
+                    return None;
                 }
                 state.calls[call] = Call::Began(taken);
             }
@@ -465,7 +513,7 @@ impl Model for Groups {
 
     fn has_ended(state: &State) -> bool {
         let is_quiet = state.notes.is_empty() && state.calls.iter().all(|call| *call == Call::None);
-        let ended: Option<Vec<Fate>> = state.members.iter().copied().collect();
+        let ended: Option<Vec<Fate>> = state.members[..state.count].iter().copied().collect();
         let Some(fates) = ended.filter(|_| is_quiet) else { return false };
         let has = |fate| fates.contains(&fate);
         // A follower that has run does not care what becomes of a job that was redriven afterwards.

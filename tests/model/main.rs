@@ -152,36 +152,46 @@ fn every_mistake_in_the_lanes_is_found() {
 }
 
 /// A job may be redriven twice, and a call may die.
-const GROUPS: Groups = Groups { mutation: None, on_failure: OnFailure::Cancel, faults: 1, redrives: 2 };
+const GROUPS: Groups =
+    Groups { mutation: None, on_failure: OnFailure::Cancel, faults: 1, redrives: 2, adds: false };
 
 #[test]
 fn a_follower_starts_once_when_all_before_it_have_ended_as_it_wants() {
     check(&GROUPS);
     check(&Groups { on_failure: OnFailure::Run, ..GROUPS });
     check(&Groups { on_failure: OnFailure::Hold, ..GROUPS });
+    for on_failure in [OnFailure::Cancel, OnFailure::Run, OnFailure::Hold] {
+        check(&Groups { on_failure, adds: true, redrives: 1, ..GROUPS });
+    }
 }
 
 /// Each mistake leads to a wrong state, or to states without a way to an end.
 #[test]
 fn every_mistake_in_the_groups_is_found() {
     use groups::Mutation::*;
-    let runs = Groups { on_failure: OnFailure::Run, ..GROUPS };
-    let holds = Groups { on_failure: OnFailure::Hold, ..GROUPS };
+    // As few faults and redrives as the mistake needs: a search takes ten times as long with one more of each.
+    let calm = Groups { faults: 0, redrives: 1, ..GROUPS };
+    let dies = Groups { faults: 1, redrives: 0, ..GROUPS };
+    let runs = Groups { on_failure: OnFailure::Run, ..calm };
+    let holds = Groups { on_failure: OnFailure::Hold, ..calm };
+    let adds = Groups { adds: true, ..calm };
     let early = Some("a follower starts before its time");
     let mistakes = [
-        (NoNote, &GROUPS, None),
-        (NotesBeforeTheCommit, &GROUPS, None),
-        (NoNoteOfTheFollower, &GROUPS, None),
-        (NoSecondLook, &GROUPS, None),
+        (NoNote, &calm, None),
+        (NotesBeforeTheCommit, &dies, None),
+        (NoNoteOfTheFollower, &calm, None),
+        (NoSecondLook, &calm, None),
         (FindsItCut, &GROUPS, None),
         (KeepsTheLateCut, &GROUPS, None),
         (ForgetsTheLocked, &GROUPS, None),
-        (LastNoteCounts, &GROUPS, None),
+        (LastNoteCounts, &calm, None),
         (RedriveKeepsTheFailure, &runs, early),
-        (FailureReleases, &GROUPS, early),
-        (CutForEver, &GROUPS, None),
+        (FailureReleases, &calm, early),
+        (CutForEver, &calm, None),
         (FailureStays, &holds, None),
         (ReleasedByEach, &runs, Some("a follower ran twice")),
+        (AddsWithoutFence, &adds, early),
+        (LooksAtNone, &adds, early),
     ];
     for (mutation, groups, wrong) in mistakes {
         find(&Groups { mutation: Some(mutation), ..groups.clone() }, wrong);
