@@ -80,60 +80,68 @@ pub async fn look_back(task: &Task, ctx: &JobContext<PgPool>) -> Result<(), JobE
     Err(JobError::permanent(format!("it sees {outputs:?} and {failed} failures of {task:?}")))
 }
 
-/// Enqueues graphs: some jobs, one that follows them, and at times another one that follows that one.
+/// Enqueues graphs: some jobs, one that follows them, and at times another one that follows that one. Or one job, many
+/// that follow it, whose messages name several of them, and one that follows these.
 pub async fn producer(tenure: &Tenure) {
     loop {
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..4_000))).await;
         let (word, does) = ON_FAILURE[rand::random_range(0..3)];
         let mut last = Task { act: "once".into(), lasts_ms: 50, children: vec![], ..plain_task() };
         last.on_failure = Some(word.into());
-        let mut middle = Task { before: Some(last.n), ..last.clone() };
-        middle.n = Uuid::new_v4();
-        let has_middle = rand::random_range(0..3) == 0;
-        let follower = if has_middle { &mut middle } else { &mut last };
+        let is_wide = rand::random_range(0..6) == 0;
+        let has_middle = is_wide || rand::random_range(0..3) == 0;
+        let many = if is_wide { rand::random_range(16..48) } else { usize::from(has_middle) };
+        let middle = |_| Task { n: Uuid::new_v4(), before: Some(last.n), ..last.clone() };
+        let mut middles: Vec<_> = (0..many).map(middle).collect();
+        last.members = middles.iter().map(|middle| middle.n).collect();
         let member = |_| {
-            let mut member = Task { before: Some(follower.n), ..plain_task() };
+            let follower = middles.first().unwrap_or(&last).n;
+            let mut member = Task { before: Some(follower), ..plain_task() };
             // One that stays dead would hold its follower for ever.
-            if word == "hold" {
+            if word == "hold" || is_wide {
                 member.act = MENDABLE[rand::random_range(0..MENDABLE.len())].into();
                 member.children = vec![];
             }
             member
         };
-        let mut members: Vec<_> = (0..rand::random_range(1..6)).map(member).collect();
-        if rand::random_range(0..3) == 0 {
+        let count = if is_wide { 1 } else { rand::random_range(1..6) };
+        let mut members: Vec<_> = (0..count).map(member).collect();
+        let followers = if has_middle { &mut middles[..] } else { std::slice::from_mut(&mut last) };
+        if !is_wide && rand::random_range(0..3) == 0 {
             let adder = &mut members[0];
             adder.act = "adds".into();
             adder.children = children("adds");
-            (follower.adder, follower.added) = (Some(adder.n), adder.children.clone());
+            (followers[0].adder, followers[0].added) = (Some(adder.n), adder.children.clone());
         }
-        follower.members = members.iter().map(|member| member.n).collect();
-        if has_middle {
-            last.members = vec![middle.n];
+        for follower in followers {
+            follower.members = members.iter().map(|member| member.n).collect();
         }
-        for of in members.iter().chain(has_middle.then_some(&middle)).chain([&last]) {
+        for of in members.iter().chain(&middles).chain([&last]) {
             note_tried("group", of);
         }
         for _ in 0..5 {
             let graph = tenure.graph();
-            let before: Vec<_> = members.iter().map(|member| graph.add(request(member.clone()))).collect();
-            let before = if has_middle {
-                vec![graph.add(request(middle.clone())).after(&before).on_failure(does)]
-            } else {
-                before
-            };
+            let mut before: Vec<_> =
+                members.iter().map(|member| graph.add(request(member.clone()))).collect();
+            if has_middle {
+                let middle = |of: &Task| graph.add(request(of.clone())).after(&before).on_failure(does);
+                before = middles.iter().map(middle).collect();
+            }
             let key = last.n.to_string();
             drop(graph.add(request(last.clone()).unique_key(key)).after(&before).on_failure(does));
             match graph.await {
                 Ok(group) => {
-                    // Only members are cancelled, so that a follower is for a reason.
-                    let ids =
-                        if group.jobs.is_empty() { vec![] } else { group.jobs[..members.len()].to_vec() };
+                    // Only members are cancelled, so that a follower is for a reason that its account finds.
+                    let ids = if group.jobs.is_empty() || is_wide {
+                        vec![]
+                    } else {
+                        group.jobs[..members.len()].to_vec()
+                    };
                     let id = |place: usize| ids.get(place).map_or(String::new(), ToString::to_string);
                     for (place, of) in members.iter().enumerate() {
                         note("accepted", "group", of.n, &id(place));
                     }
-                    for of in has_middle.then_some(&middle).into_iter().chain([&last]) {
+                    for of in middles.iter().chain([&last]) {
                         note("accepted", "group", of.n, "");
                     }
                     break;

@@ -31,12 +31,13 @@ use std::{
     process::ExitCode,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use clap::Parser;
+use futures::StreamExt;
 use sqlx::{PgPool, postgres::PgPoolOptions};
 use tenure::{Config, Job as _, Tenure, dev::Servers, lanes::Lanes, redrives::CalmRedrive, rows::DeadFilter};
 
@@ -58,6 +59,9 @@ struct Args {
     /// Jobs per second, in total.
     #[arg(long, default_value_t = 30.0)]
     rate: f64,
+    /// The most jobs that one message names. Default: 8 where the seed is odd, or else one.
+    #[arg(long)]
+    jobs_per_message: Option<usize>,
     /// Print the plan and exit.
     #[arg(long)]
     plan: bool,
@@ -114,6 +118,7 @@ const CANCELS_PER_REDRIVE: u32 = 10;
 /// Starts the workers, those in other languages, and the producer.
 async fn start_all(
     args: &Args,
+    jobs_per_message: usize,
     config: &Config,
     folder: &Path,
     hold: &Path,
@@ -125,6 +130,7 @@ async fn start_all(
             TIMERS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         variables.push(("TENURE_CHAOS_ROLE".into(), "worker".into()));
         variables.push(("TENURE_JOB_LOGS".into(), "true".into()));
+        variables.push(("TENURE_JOBS_PER_MESSAGE".into(), jobs_per_message.to_string()));
         variables.push(("TENURE_HOSTNAME".into(), host.into()));
         variables.push(("TENURE_RUNTIME_DIR".into(), folder.join("run").to_string_lossy().into_owned()));
         let log = folder.join(format!("{}.log", host.replace('%', "percent")));
@@ -142,6 +148,7 @@ async fn start_all(
     let producer = vec![
         ("TENURE_CHAOS_ROLE".into(), "producer".into()),
         ("TENURE_CHAOS_RATE".into(), args.rate.to_string()),
+        ("TENURE_JOBS_PER_MESSAGE".into(), jobs_per_message.to_string()),
         ("TENURE_CHAOS_HOLD".into(), hold.to_string_lossy().into_owned()),
         ("TENURE_DATABASE_WITHIN".into(), "1500ms".into()),
         ("TENURE_PUBLISH_WITHIN".into(), "1s".into()),
@@ -176,7 +183,12 @@ async fn chaos(args: Args) -> bool {
         }
         return true;
     }
-    println!("chaos: seed {seed}, {} minutes, {} faults planned", args.minutes, events.len());
+    let jobs_per_message = args.jobs_per_message.unwrap_or(if seed % 2 == 1 { 8 } else { 1 });
+    println!(
+        "chaos: seed {seed}, {} minutes, {} faults planned, messages of up to {jobs_per_message} jobs",
+        args.minutes,
+        events.len()
+    );
     let temporary = tempfile();
     let folder = args.folder.clone().unwrap_or_else(|| temporary.clone());
     std::fs::create_dir_all(&folder).unwrap();
@@ -208,12 +220,14 @@ async fn chaos(args: Args) -> bool {
 
     let hold = folder.join("hold");
     let journal = Arc::new(Mutex::new(Journal::default()));
-    let processes = start_all(&args, &config, &folder, &hold, &journal).await;
+    let processes = start_all(&args, jobs_per_message, &config, &folder, &hold, &journal).await;
     let nemesis =
         Arc::new(Nemesis::new(servers, processes, config.clone(), pool.clone(), journal.clone(), hold));
     let over = Arc::new(AtomicBool::new(false));
     let canceller = tokio::spawn(cancel_some(tenure.clone(), journal.clone(), over.clone()));
     let person = tokio::spawn(graphs::person(tenure.clone(), pool.clone()));
+    let of_several = Arc::new(AtomicU64::new(0));
+    let counter = tokio::spawn(count_messages_of_several(config.nats_url.clone(), of_several.clone()));
     let began = Instant::now();
     let mut under_way = tokio::task::JoinSet::new();
     for event in &events {
@@ -234,6 +248,7 @@ async fn chaos(args: Args) -> bool {
     }
     let ended = account::everything_ended(&pool, &nemesis, Duration::from_secs(180)).await;
     person.abort();
+    counter.abort();
     let deaths = nemesis.stop().await;
     let (done, skipped) = nemesis.injected();
     let fine = account::account(&pool, &tenure, &journal, &deaths, ended).await;
@@ -244,6 +259,7 @@ async fn chaos(args: Args) -> bool {
         println!("{n:>6}  {kind}");
     }
     println!("{:>6}  deaths of processes", deaths.len());
+    println!("\nmessages of several jobs: {}", of_several.load(Ordering::SeqCst));
     let verdict = if fine { "nothing is wrong" } else { "SOMETHING IS WRONG" };
     println!("\nchaos: seed {seed}, {} minutes: {verdict}", args.minutes);
     tenure.close().await;
@@ -259,6 +275,17 @@ async fn chaos(args: Args) -> bool {
 
 fn tempfile() -> PathBuf {
     std::env::temp_dir().join(format!("tenure-chaos-{}", std::process::id()))
+}
+
+/// Counts them as they are published. Does not see those of the moments in which its own connection is away.
+async fn count_messages_of_several(nats_url: String, count: Arc<AtomicU64>) -> anyhow::Result<()> {
+    let nats = async_nats::ConnectOptions::new().retry_on_initial_connect().connect(nats_url).await?;
+    let mut published = nats.subscribe("jobs.*.>").await?;
+    while let Some(message) = published.next().await {
+        let of_several = message.subject.split('.').nth(2).is_some_and(|part| part.starts_with('+'));
+        count.fetch_add(u64::from(of_several), Ordering::SeqCst);
+    }
+    Ok(())
 }
 
 async fn prepare(tenure: &Tenure, pool: &PgPool, rate: u32) {
