@@ -241,7 +241,8 @@ async fn a_stale_attempt_and_a_sealed_kind_keep_nothing_and_logs_leave_with_thei
     assert_eq!(texts(&bench, plain).await, ["\u{1b}[31mred and \u{fffd}\n"]);
     let (_, out, _) = run(&bench, &["jobs", "log", &plain.to_string()]).await;
     assert!(!out.contains('\u{1b}'), "{out:?}");
-    // The attempt has ended: its token writes no more.
+    // The attempt has ended: its token writes no more, although another job is live.
+    tenure.enqueue(job("k")).await.unwrap();
     let late = format!(
         "PREPARE late AS {}; EXECUTE late ('{{{plain}}}', '{{1}}', '{{late}}', '{{f}}')",
         statement("write_logs")

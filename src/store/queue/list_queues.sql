@@ -10,14 +10,14 @@ WITH jobs AS (
     SELECT queue,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at > statement_timestamp()
-                                                    AND scheduled_at < '9999-01-01 00:00:00+00') AS scheduled,
-           count(*) FILTER (WHERE status = 'queued' AND scheduled_at >= '9999-01-01 00:00:00+00') AS held,
+                                                    AND scheduled_at < '9998-01-01 00:00:00+00') AS scheduled,
+           count(*) FILTER (WHERE status = 'queued' AND scheduled_at >= '9998-01-01 00:00:00+00') AS held,
            count(*) FILTER (WHERE status = 'queued' AND lane_due_at <= statement_timestamp()) AS held_due,
            count(*) FILTER (WHERE status = 'processing') AS processing,
            min(scheduled_at) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS oldest_due_at
       FROM (SELECT j.queue, j.status, j.scheduled_at, w.due_at AS lane_due_at
               FROM tenure.jobs j
-              LEFT JOIN tenure.lane_jobs w ON w.job_id = j.id AND j.scheduled_at >= '9999-01-01 00:00:00+00') AS live
+              LEFT JOIN tenure.lane_jobs w ON w.job_id = j.id AND j.scheduled_at >= '9998-01-01 00:00:00+00') AS live
      WHERE $1::text IS NULL OR queue = $1
      GROUP BY queue
 ), workers AS (

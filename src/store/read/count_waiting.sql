@@ -11,7 +11,7 @@ SELECT CASE WHEN w.jobs <= $1 THEN w.retrying END AS retrying, CASE WHEN w.jobs 
                count(*) FILTER (WHERE waits AND attempt = 0) AS scheduled
           FROM (SELECT attempt, status = 'queued' AND scheduled_at > statement_timestamp() AS waits
                   FROM tenure.jobs
-                 WHERE publish_at > statement_timestamp() AND publish_at < '9999-01-01 00:00:00+00'
+                 WHERE publish_at > statement_timestamp() AND publish_at < '9998-01-01 00:00:00+00'
                  LIMIT $1 + 1) AS later) AS w
  CROSS JOIN (SELECT count(*) AS jobs
-               FROM (SELECT FROM tenure.jobs WHERE publish_at >= '9999-01-01 00:00:00+00' LIMIT $1 + 1) AS held) AS h
+               FROM (SELECT FROM tenure.jobs WHERE publish_at >= '9998-01-01 00:00:00+00' LIMIT $1 + 1) AS held) AS h

@@ -4,8 +4,8 @@
 SELECT queue, kind,
        count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
        count(*) FILTER (WHERE status = 'queued' AND scheduled_at > statement_timestamp()
-                                                AND scheduled_at < '9999-01-01 00:00:00+00') AS scheduled,
-       count(*) FILTER (WHERE status = 'queued' AND scheduled_at >= '9999-01-01 00:00:00+00') AS held,
+                                                AND scheduled_at < '9998-01-01 00:00:00+00') AS scheduled,
+       count(*) FILTER (WHERE status = 'queued' AND scheduled_at >= '9998-01-01 00:00:00+00') AS held,
        count(*) FILTER (WHERE status = 'processing') AS processing
   FROM tenure.jobs
  GROUP BY queue, kind

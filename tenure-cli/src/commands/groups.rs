@@ -42,7 +42,9 @@ pub(super) async fn graph(cli: &Cli, tenure: &Tenure, id: JobId) -> anyhow::Resu
     }
     let mut rows =
         table(&["NO", "ID", "QUEUE", "KIND", "STATUS", "PROGRESS", "AFTER"]).spare(&["QUEUE", "PROGRESS"]);
-    for (job, place) in group.jobs.iter().zip(1..).take(SHOWN_MAX) {
+    // The job that was asked for always has a line.
+    let is_shown = |(job, place): &(&GroupJob, usize)| *place <= SHOWN_MAX || job.id == id;
+    for (job, place) in group.jobs.iter().zip(1..).filter(is_shown) {
         rows.add_row([
             format!("{place}"),
             job.id.to_string(),

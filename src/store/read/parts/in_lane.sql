@@ -4,9 +4,10 @@
 -- LIMIT: or the planner could read the tables as a whole.
   LEFT JOIN LATERAL (
        SELECT l.lane, l.priority, l.not_after,
-              l.publish_at >= '9999-01-01 00:00:00+00' AND l.status = 'queued' AS is_held,
+              l.publish_at >= '9998-01-01 00:00:00+00' AND l.status = 'queued' AS is_held,
               (SELECT w.due_at FROM tenure.lane_jobs w
-                WHERE w.job_id = l.id AND l.publish_at >= '9999-01-01 00:00:00+00') AS due_at
+                WHERE w.job_id = l.id AND l.publish_at >= '9998-01-01 00:00:00+00'
+                  AND w.due_at < '9998-01-01 00:00:00+00') AS due_at
          FROM tenure.jobs l WHERE l.id = j.id
         UNION ALL
        SELECT d.lane, d.priority, NULL, false, NULL FROM tenure.dead_letter_jobs d WHERE d.id = j.id

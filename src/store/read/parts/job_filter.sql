@@ -19,8 +19,8 @@
    AND ($9::text IS NULL OR CASE WHEN octet_length($9) = length($9)
            THEN strpos(lower(concat_ws(' ', kind, last_error, message, payload) COLLATE "C"), lower($9 COLLATE "C")) > 0
            ELSE strpos(lower(concat_ws(' ', kind, last_error, message, payload)), lower($9)) > 0 END)
-   AND ($10::text IS NULL OR CASE WHEN $10 = 'held' THEN scheduled_at >= '9999-01-01 00:00:00+00'
-                                  ELSE scheduled_at > statement_timestamp() AND scheduled_at < '9999-01-01 00:00:00+00'
+   AND ($10::text IS NULL OR CASE WHEN $10 = 'held' THEN scheduled_at >= '9998-01-01 00:00:00+00'
+                                  ELSE scheduled_at > statement_timestamp() AND scheduled_at < '9998-01-01 00:00:00+00'
                                        AND (attempt > 0) = ($10 = 'retrying') END)
    AND
 -- include read/parts/id_bounds.sql

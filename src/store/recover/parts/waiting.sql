@@ -15,8 +15,8 @@ WITH live AS MATERIALIZED (
     SELECT queue, kind,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS due,
            count(*) FILTER (WHERE status = 'queued' AND scheduled_at > statement_timestamp()
-                                                    AND scheduled_at < '9999-01-01 00:00:00+00') AS scheduled,
-           count(*) FILTER (WHERE status = 'queued' AND scheduled_at >= '9999-01-01 00:00:00+00') AS held,
+                                                    AND scheduled_at < '9998-01-01 00:00:00+00') AS scheduled,
+           count(*) FILTER (WHERE status = 'queued' AND scheduled_at >= '9998-01-01 00:00:00+00') AS held,
            count(*) FILTER (WHERE status = 'processing') AS processing,
            count(*) FILTER (WHERE status = 'processing' OR published_at IS NOT NULL) AS messages,
            min(scheduled_at) FILTER (WHERE status = 'queued' AND scheduled_at <= statement_timestamp()) AS oldest_due_at,
