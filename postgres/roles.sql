@@ -95,7 +95,7 @@ GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
 -- restores these; `mend_groups` notes ends, and `sweep_groups` deletes what is known of jobs that are gone.
 GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid, int), tenure.sweep_groups(uuid, int),
       tenure.settle_edges(uuid[], jsonb[]), tenure.reopen_edges(uuid[]), tenure.redriven_at(uuid, bigint),
-      tenure.await_event(uuid, bigint, uuid, text, interval),
+      tenure.await_event(uuid, bigint, uuid, text, interval), tenure.keep_cancelled(uuid[]),
       tenure.suspended_for(uuid, text, float8, timestamptz) TO tenure_worker;
 -- A worker goes on with the redrive that an operator has begun.
 GRANT EXECUTE ON FUNCTION tenure.tend_redrives(int) TO tenure_worker;

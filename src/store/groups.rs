@@ -13,8 +13,8 @@ use sqlx::{
 use uuid::Uuid;
 
 use super::{
-    ADD_EDGES, ADD_FOLLOWERS, AWAIT_EVENT, GRAPH, JOIN_EDGES, LINK_JOBS, MEND_GROUPS, NODES, OUTPUTS,
-    RELEASE_FOLLOWERS, SIGNAL, SIGNAL_BY, STEP_STATES, SWEEP_GROUPS, WAITS_FOR,
+    ADD_EDGES, ADD_FOLLOWERS, AWAIT_EVENT, BEHIND_OWN, GRAPH, JOIN_EDGES, LINK_JOBS, MEND_GROUPS, NODES,
+    OUTPUTS, RELEASE_FOLLOWERS, SIGNAL, SIGNAL_BY, STEP_STATES, SWEEP_GROUPS, WAITS_FOR,
     call::{Store, StoreError},
     rows::{DueJob, due_jobs, status},
 };
@@ -212,6 +212,17 @@ pub(crate) async fn add_edges(
 ) -> Result<(), StoreError> {
     query(ADD_EDGES).bind(befores).bind(after).bind(group).bind(step).execute(connection).await?;
     Ok(())
+}
+
+/// Returns one of these new jobs that stands behind `own` in its ordered lane, with the lane's queue and key.
+pub(crate) async fn behind_own(
+    connection: &mut PgConnection,
+    jobs: &[JobId],
+    own: JobId,
+) -> Result<Option<(JobId, String, String)>, StoreError> {
+    let row = query(BEHIND_OWN).bind(jobs).bind(own).fetch_optional(connection).await?;
+    let read = |row: PgRow| Ok((row.try_get("id")?, row.try_get("queue")?, row.try_get("lane")?));
+    Ok(row.map(read).transpose().map_err(|error: sqlx::Error| error)?)
 }
 
 /// Notes jobs that wait for others, each with what it does when one of these fails.

@@ -61,6 +61,7 @@ const MIGRATIONS: &[Migration] = &[
     (27, "waits_of_several", include_str!("../../migrations/0027_waits_of_several.sql")),
     (28, "messages_of_groups", include_str!("../../migrations/0028_messages_of_groups.sql")),
     (29, "lean_ends", include_str!("../../migrations/0029_lean_ends.sql")),
+    (30, "early_events", include_str!("../../migrations/0030_early_events.sql")),
 ];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other

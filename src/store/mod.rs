@@ -357,6 +357,7 @@ statements! {
     LINK_JOBS = "group" "link_jobs";
     ADD_EDGES = "group" "add_edges";
     ADD_FOLLOWERS = "group" "add_followers";
+    BEHIND_OWN = "group" "behind_own";
     JOIN_EDGES = "group" "join_edges";
     RELEASE_FOLLOWERS = "group" "release_followers";
     MEND_GROUPS = "group" "mend_groups";

@@ -31,6 +31,10 @@ async fn until_held(bench: &Bench) {
     bench.until_count("tenure.jobs WHERE status = 'queued' AND publish_at = '9999-01-01Z'", 1).await;
 }
 
+async fn printed(bench: &Bench, arguments: &[&str]) -> String {
+    String::from_utf8(bench.program(arguments).output().await.unwrap().stdout).unwrap()
+}
+
 async fn approval(_: Value, ctx: JobContext) -> Result<Value, JobError> {
     let approval: Value = ctx.event("approved").await?;
     Ok(json!([approval, ctx.attempt()]))
@@ -80,6 +84,21 @@ async fn an_event_that_comes_before_its_wait_is_there() {
     assert_eq!(row.output, Some(json!([{"by": "sql"}, 1])));
     assert_eq!(bench.count("tenure.job_executions_all").await, 1, "it did not wait");
     bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
+    // It came before the attempt, which is not woken by it from the wait for another one.
+    let running = worker(&bench, async |_: Value, ctx: JobContext| {
+        ctx.event::<Value>("approved").await?;
+        ctx.event::<Value>("later").await
+    });
+    let job = bench
+        .tenure
+        .enqueue(JobRequest::new("q", "k", json!({})).delay(Duration::from_secs(1)))
+        .await
+        .unwrap()
+        .id;
+    bench.tenure.signal(job, "approved", &1).await.unwrap();
+    until_held(&bench).await;
+    assert_eq!(bench.count(&format!("tenure.job_executions WHERE job_id = '{job}'")).await, 1);
     running.stop().await;
 }
 
@@ -257,10 +276,110 @@ async fn an_ordered_lane_waits_for_a_job_that_waits() {
     bench.execute("SELECT tenure.tend_lanes(10, true)").await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(bench.count(&format!("tenure.jobs WHERE id = '{other}' AND fencing_token = 0")).await, 1);
+    // It is due at no time, to people as well.
+    let row = bench.tenure.job(waits).await.unwrap().unwrap();
+    assert!(row.is_held && row.scheduled_at == row.created_at, "{row:?}");
+    let queue = &bench.tenure.queues().await.unwrap()[0];
+    assert_eq!((queue.scheduled, queue.held), (0, 2));
+    let list = printed(&bench, &["jobs", "list", "--status", "held", "--output", "json"]).await;
+    assert!(list.contains(&waits.to_string()), "{list}");
     bench.every_job_is_as_it_must_be().await;
     assert_eq!(bench.tenure.signal(waits, "go", &7).await.unwrap(), Signalled::Delivered);
     assert_eq!(bench.until_finished(waits).await.output, Some(json!(7)));
     assert_eq!(bench.until_finished(other).await.status, Status::Completed);
+    running.stop().await;
+}
+
+/// Who knows a job's id can tell it of an event of any name, also of a step or an effect that has not run yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_with_the_name_of_something_else_takes_nothing_from_it() {
+    let bench = bench().await;
+    let job = enqueue(&bench).await;
+    for name in ["step", "once", "nap", "own", "go"] {
+        assert_eq!(bench.tenure.signal(job, name, &1).await.unwrap(), Signalled::Delivered);
+        assert_eq!(bench.tenure.signal(job, name, &2).await.unwrap(), Signalled::Known);
+    }
+    let handler = async |payload: Value, ctx: JobContext| {
+        if payload["is_own"] == json!(true) {
+            return Ok(json!(3));
+        }
+        let step: i32 = ctx.step("step", async || Ok(4)).await?;
+        let once: i32 = ctx.once("once", async |_| Ok(5)).await?;
+        ctx.sleep("nap", Duration::from_millis(300)).await?;
+        let own: Vec<i32> = ctx.all("own", [JobRequest::new("q", "k", json!({ "is_own": true }))]).await?;
+        let go: i32 = ctx.event("go").await?;
+        Ok(json!([step, once, own, go]))
+    };
+    let running = worker(&bench, handler);
+    assert_eq!(bench.until_finished(job).await.output, Some(json!([4, 5, [3], 1])));
+    let shown = printed(&bench, &["jobs", "show", &job.to_string()]).await;
+    assert!(shown.contains("go") && !shown.contains('\u{1}'), "{shown}");
+    // A name that two ask for is still refused.
+    let twice = worker(&bench, async |_: Value, ctx: JobContext| {
+        ctx.event::<Value>("name").await?;
+        ctx.step("name", async || Ok(json!(1))).await
+    });
+    running.stop().await;
+    let job = enqueue(&bench).await;
+    bench.tenure.signal(job, "name", &1).await.unwrap();
+    assert_eq!(bench.until_finished(job).await.status, Status::Failed);
+    twice.stop().await;
+}
+
+/// The handler has asked for the pause.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_does_not_end_the_pause_before_a_retry() {
+    for lanes in [false, true] {
+        let bench = bench().await;
+        if lanes {
+            bench.tenure.put_lanes("q", Lanes::new()).await.unwrap();
+        }
+        let handler = async |_: Value, ctx: JobContext| {
+            if ctx.attempt() == 1 {
+                ctx.event::<Value>("go").await.ok();
+                return Err(JobError::retry_after(Duration::from_secs(3), "later"));
+            }
+            ctx.event("go").await
+        };
+        let running = worker(&bench, handler);
+        let job = bench.tenure.enqueue(JobRequest::new("q", "k", json!({}))).await.unwrap().id;
+        bench.until_count("tenure.job_executions WHERE outcome = 'retried'", 1).await;
+        assert_eq!(bench.tenure.signal(job, "go", &1).await.unwrap(), Signalled::Delivered);
+        assert_eq!(bench.until_finished(job).await.output, Some(json!(1)));
+        let sql = "SELECT extract(epoch FROM h.started_at - e.finished_at)::float8 FROM tenure.job_history h
+                     JOIN tenure.job_executions e ON e.job_id = h.id";
+        let paused: f64 = bench.value(sql).await;
+        assert!(paused > 2.9, "{paused} s");
+        running.stop().await;
+    }
+}
+
+/// Neither would go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_would_wait_for_jobs_behind_it_in_its_ordered_lane_is_refused_by_name() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().ordered()).await.unwrap();
+    let handler = async |payload: Value, ctx: JobContext| {
+        if payload["is_own"] == json!(true) {
+            return Ok(json!(3));
+        }
+        let own =
+            JobRequest::new("q", "k", json!({ "is_own": true })).lane(payload["lane"].as_str().unwrap());
+        Ok(json!(ctx.all::<i32, _>("own", [own]).await?))
+    };
+    let running = worker(&bench, handler);
+    let job = |lane| JobRequest::new("q", "k", json!({ "lane": lane })).lane("a");
+    let behind = bench.tenure.enqueue(job("a")).await.unwrap().id;
+    let row = bench.until_finished(behind).await;
+    let error = row.last_error.unwrap();
+    let says = r#"neither would go on; give it another lane than "a", or another queue than "q""#;
+    assert!(error.contains(says), "{error}");
+    let beside = bench.tenure.enqueue(job("b")).await.unwrap().id;
+    assert_eq!(bench.until_finished(beside).await.output, Some(json!([3])));
+    assert_eq!(
+        bench.count("tenure.job_edges WHERE after = (SELECT id FROM tenure.dead_letter_jobs)").await,
+        0
+    );
     running.stop().await;
 }
 

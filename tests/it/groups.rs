@@ -282,6 +282,36 @@ async fn a_follower_that_is_cancelled_while_it_is_held_stays_cancelled() {
     running.stop().await;
 }
 
+/// By each of the ways to cancel a job. The third follower shows what a redrive does without that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_a_failure_and_then_a_person_has_cancelled_stays_cancelled() {
+    let bench = bench().await;
+    let graph = bench.tenure.graph();
+    let bad = graph.add(job("part", json!({"n": 13})));
+    let merges: Vec<_> = (0..3).map(|_| graph.add(job("merge", json!({}))).after([&bad]).id()).collect();
+    let bad = bad.id();
+    graph.await.unwrap();
+    let running = worker(&bench.tenure);
+    for merge in &merges {
+        until_status(&bench, *merge, "cancelled").await;
+    }
+    assert_eq!(
+        bench.tenure.cancel(merges[0]).await.unwrap(),
+        CancelOutcome::Finished { status: Status::Cancelled }
+    );
+    let said: String = bench.value(&format!("SELECT tenure.cancel('{}')", merges[1])).await;
+    assert_eq!(said, "finished");
+    bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{\"n\": 2}'").await;
+    bench.tenure.retry(bad).await.unwrap();
+    until_status(&bench, merges[2], "completed").await;
+    bench.until_count("tenure.group_ends", 0).await;
+    for merge in &merges[..2] {
+        assert_eq!(status(&bench, *merge).await, "cancelled");
+    }
+    bench.every_job_is_as_it_must_be().await;
+    running.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelling_a_group_reaches_each_of_its_jobs() {
     let bench = bench().await;

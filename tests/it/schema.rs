@@ -105,7 +105,7 @@ async fn eight_migrations_at_once_apply_each_version_once() {
         applied,
         [
             1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26,
-            27, 28, 29
+            27, 28, 29, 30
         ]
     );
     let pool = PgPool::connect(&config.database_url).await.unwrap();
@@ -146,6 +146,7 @@ async fn eight_migrations_at_once_apply_each_version_once() {
             named(27, "waits_of_several"),
             named(28, "messages_of_groups"),
             named(29, "lean_ends"),
+            named(30, "early_events"),
         ]
     );
     // tenure has its own ledger and leaves the user's alone.

@@ -12,7 +12,7 @@ use crate::{
     run::context::{JobContext, waits::suspended},
     store::{
         NewJob, PublishedBy, Store,
-        groups::{add_edges, join_edges},
+        groups::{add_edges, behind_own, join_edges},
     },
 };
 
@@ -92,8 +92,8 @@ impl<S> JobContext<S> {
     /// - [`ContextError::Suspended`](crate::handlers::ContextError::Suspended) until all of the jobs have ended.
     /// - A permanent [`JobError`] if one of them has failed or was cancelled. When you have redriven it, redrive this
     ///   job, too: it then goes on.
-    /// - A permanent [`JobError`] if a job is not valid or has a unique key, if there are more than 100,000, or if an
-    ///   output does not fit the type; those of [`JobContext::once`].
+    /// - A permanent [`JobError`] if a job is not valid or has a unique key, if it is in the ordered lane of this job,
+    ///   if there are more than 100,000, or if an output does not fit the type; those of [`JobContext::once`].
     pub async fn all<T: DeserializeOwned, R: Into<JobRequest>>(
         &self,
         name: &str,
@@ -111,7 +111,8 @@ impl<S> JobContext<S> {
     ) -> Result<(), JobError> {
         let own = self.id();
         let group = self.job.claim.group.unwrap_or(own.0);
-        let (jobs, step) = (self.children(group, jobs)?, name.to_owned());
+        let (jobs, step, queue) =
+            (self.children(group, jobs)?, name.to_owned(), self.job.claim.queue.clone());
         let count: u64 = self
             .once(name, async move |tx| {
                 let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
@@ -119,6 +120,15 @@ impl<S> JobContext<S> {
                     add_edges(tx, group, some, own, &step).await?;
                 }
                 insert(tx, &jobs).await?;
+                if jobs.iter().any(|job| job.queue == queue)
+                    && let Some((job, queue, lane)) = behind_own(tx, &ids, own).await?
+                {
+                    let why = "is in the ordered lane of this job, which waits for it: neither would go on";
+                    return Err(JobError::permanent(format!(
+                        "job {job} of step {step:?} {why}; give it another lane than {lane:?}, or another queue than \
+                         {queue:?}"
+                    )));
+                }
                 Ok(ids.len() as u64)
             })
             .await?;

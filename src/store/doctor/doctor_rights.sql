@@ -116,7 +116,8 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
                            purge_keys,purge_events,purge_audit,keep_last_executions,forget_traces,fence,hold,once,once_store,
                            once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes,release_followers,mend_groups,
-                           sweep_groups,settle_edges,reopen_edges,redriven_at,await_event,suspended_for,tend_redrives}'::text[]) AS name
+                           sweep_groups,settle_edges,reopen_edges,redriven_at,await_event,suspended_for,
+                           keep_cancelled,tend_redrives}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
                    unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel,put_lanes,adopt_jobs,remove_lanes,

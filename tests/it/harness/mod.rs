@@ -85,7 +85,7 @@ fn shared() -> &'static Shared {
                 sqlx::query("CREATE DATABASE template_tenure").execute(&pool).await.unwrap();
                 pool.close().await;
                 let tenure = Tenure::connect(&config).await.unwrap();
-                assert_eq!(tenure.migrate().await.unwrap().len(), 29);
+                assert_eq!(tenure.migrate().await.unwrap().len(), 30);
                 tenure.close().await;
             });
         })
