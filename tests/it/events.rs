@@ -344,6 +344,7 @@ async fn an_event_does_not_end_the_pause_before_a_retry() {
         let running = worker(&bench, handler);
         let job = bench.tenure.enqueue(JobRequest::new("q", "k", json!({}))).await.unwrap().id;
         bench.until_count("tenure.job_executions WHERE outcome = 'retried'", 1).await;
+        assert_eq!(bench.tenure.waits_for(&[job]).await.unwrap(), []);
         assert_eq!(bench.tenure.signal(job, "go", &1).await.unwrap(), Signalled::Delivered);
         assert_eq!(bench.until_finished(job).await.output, Some(json!(1)));
         let sql = "SELECT extract(epoch FROM h.started_at - e.finished_at)::float8 FROM tenure.job_history h
