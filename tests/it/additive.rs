@@ -31,6 +31,7 @@ const CALLED_ONCE: &[&str] = &[
     "tenure.pass_rights_to_logs",
     "tenure.pass_rights_to_edges",
     "tenure.pass_rights_to_ask",
+    "tenure.pass_rights_to_cancel",
     "tenure.hide_gateway_keys",
 ];
 
