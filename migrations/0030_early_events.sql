@@ -134,17 +134,19 @@ BEGIN
 END $$;
 
 -- Lets these followers stay cancelled that a failure has cancelled, also if what has failed is redriven. One that comes back just
--- now does so. Returns how many there are.
+-- now does so. Returns them. A redrive locks them in the same order.
 -- SECURITY DEFINER: who may cancel a job may not change what it waits for.
-CREATE FUNCTION tenure.keep_cancelled(ids uuid[]) RETURNS bigint
+CREATE FUNCTION tenure.keep_cancelled(ids uuid[]) RETURNS SETOF uuid
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
-    WITH kept AS (
-        UPDATE tenure.followers f SET cut_at = NULL
+    WITH cut AS MATERIALIZED (
+        SELECT f.job_id FROM tenure.followers f
          WHERE f.job_id = ANY (ids) AND f.cut_at IS NOT NULL
            AND EXISTS (SELECT FROM tenure.job_history h WHERE h.id = f.job_id AND h.status = 'cancelled')
-        RETURNING f.job_id
+         ORDER BY f.job_id
+           FOR NO KEY UPDATE
     )
-    SELECT count(*) FROM kept;
+    UPDATE tenure.followers f SET cut_at = NULL FROM cut WHERE f.job_id = cut.job_id
+    RETURNING f.job_id;
 $$;
 REVOKE ALL ON FUNCTION tenure.keep_cancelled(uuid[]) FROM PUBLIC;
 -- Workers and operators cancel jobs: without the right, they could not.
@@ -154,10 +156,10 @@ DECLARE
     of record;
 BEGIN
     FOR of IN
-        SELECT DISTINCT a.grantee::regrole::text AS role
+        SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role
           FROM pg_proc p, aclexplode(p.proacl) a
          WHERE p.oid IN ('tenure.release_followers(int)'::regprocedure, 'tenure.cancel(uuid)'::regprocedure)
-           AND a.grantee NOT IN (0, p.proowner)
+           AND a.grantee <> p.proowner
     LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION tenure.keep_cancelled(uuid[]) TO %s', of.role);
     END LOOP;
@@ -203,7 +205,9 @@ BEGIN
             RETURN 'cancelled';
         ELSIF EXISTS (SELECT FROM tenure.job_history h WHERE h.id = cancel.job)
            OR EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = cancel.job) THEN
-            PERFORM tenure.keep_cancelled(ARRAY[cancel.job]);
+            INSERT INTO tenure.audit (via, act, queue, subject, jobs)
+            SELECT 'sql', 'cancel', (SELECT h.queue FROM tenure.job_history h WHERE h.id = k.id), k.id::text, 1
+              FROM tenure.keep_cancelled(ARRAY[cancel.job]) AS k (id);
             RETURN 'finished';
         END IF;
         EXIT WHEN NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = cancel.job);

@@ -306,6 +306,8 @@ impl Tenure {
                 if answers.len() == some.len() {
                     break;
                 }
+                let ended: Vec<_> = some.iter().filter(|job| !answers.contains_key(job)).copied().collect();
+                self.store().keep_cancelled(&ended, self.actor()).await?;
                 statuses = self.store().statuses(some).await?;
                 // These were dead a moment ago, and were redriven since.
                 let again: Vec<_> = some

@@ -13,9 +13,9 @@ use uuid::Uuid;
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_GROUPED, COMPLETE_GROUPED_TOLD,
     COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD, COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP,
-    ENQUEUE, ENQUEUE_GROUPED, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS,
-    MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE,
-    UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
+    ENQUEUE, ENQUEUE_GROUPED, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS,
+    KEEP_CANCELLED, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED,
+    SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
@@ -566,6 +566,12 @@ impl Store {
             Ok((row.try_get("id")?, answer))
         };
         Ok(rows.iter().map(answer).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Lets the followers among these stay cancelled that a failure has cancelled.
+    pub(crate) async fn keep_cancelled(&self, jobs: &[JobId], by: &Actor) -> Result<(), StoreError> {
+        self.rows(query(KEEP_CANCELLED).bind(jobs).bind(by.bound())).await?;
+        Ok(())
     }
 
     /// Returns at most `limit` ids of a queue's live jobs that were created no later than `created_by`, after `after`.

@@ -359,6 +359,7 @@ statements! {
     ADD_FOLLOWERS = "group" "add_followers";
     BEHIND_OWN = "group" "behind_own";
     JOIN_EDGES = "group" "join_edges";
+    KEEP_CANCELLED = "group" "keep_cancelled";
     RELEASE_FOLLOWERS = "group" "release_followers";
     MEND_GROUPS = "group" "mend_groups";
     SWEEP_GROUPS = "group" "sweep_groups";

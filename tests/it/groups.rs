@@ -301,6 +301,11 @@ async fn a_follower_that_a_failure_and_then_a_person_has_cancelled_stays_cancell
     );
     let said: String = bench.value(&format!("SELECT tenure.cancel('{}')", merges[1])).await;
     assert_eq!(said, "finished");
+    // The failure's cancellation, and the person's.
+    for (merge, acts) in merges.iter().zip([2, 2, 1]) {
+        let noted = format!("tenure.audit WHERE act = 'cancel' AND subject = '{merge}'");
+        assert_eq!(bench.count(&noted).await, acts);
+    }
     bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{\"n\": 2}'").await;
     bench.tenure.retry(bad).await.unwrap();
     until_status(&bench, merges[2], "completed").await;

@@ -5,7 +5,7 @@
 -- One row a live job: route 'cancelled', or 'asked' with its worker. A job without a row is not live.
 -- The worker of a running job ends it; if the worker is dead, the recovery that resets the job does: every way
 -- back to the queue ends in 'cancelled' once cancellation was asked for.
--- A follower that a failure has cancelled stays so from now on, whatever is redriven (tenure.keep_cancelled).
+-- One without a row may be a follower that a failure has cancelled: keep_cancelled.sql.
 -- NO KEY UPDATE: a handler's repeatable-read transaction protects its row from a reset, but not from this.
 -- Made of parts: `scripts/statement cancel` prints it whole.
 WITH picked AS MATERIALIZED (
@@ -13,8 +13,6 @@ WITH picked AS MATERIALIZED (
 -- include job/parts/locked_job.sql
       FROM tenure.jobs j
      WHERE j.id = ANY ($1::uuid[])
-       -- It has no row; evaluated also if none of these jobs has.
-       AND (SELECT tenure.keep_cancelled($1::uuid[])) IS NOT NULL
      ORDER BY j.id
        FOR NO KEY UPDATE OF j
 ), asked AS (

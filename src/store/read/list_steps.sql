@@ -8,8 +8,9 @@ SELECT * FROM (
     SELECT ltrim(key, E'\x01') AS key, coalesce(step_kind, 'effect') AS step, fencing_token, began_at, created_at, wakes_at
       FROM tenure.effects
      WHERE job_id = $1
-       AND NOT EXISTS (SELECT FROM tenure.effects e
-                        WHERE e.job_id = $1 AND effects.key = E'\x01' || e.key AND e.step_kind = 'event')
+       AND NOT (key ^@ E'\x01'
+                AND EXISTS (SELECT FROM tenure.effects e
+                             WHERE e.job_id = $1 AND e.key = substr(effects.key, 2) AND e.step_kind = 'event'))
      ORDER BY created_at DESC, key DESC
      LIMIT $2) e
  ORDER BY created_at, key
