@@ -1,4 +1,4 @@
--- keep_cancelled: of these jobs, the followers that a failure has cancelled stay so, whatever is redriven.
+-- keep_cancelled: keep a redrive from bringing back those of these jobs that a failure before them has cancelled.
 --
 --   $1 ids  $2 who acts: by what, and the name
 --
