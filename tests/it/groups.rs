@@ -317,6 +317,25 @@ async fn a_follower_that_a_failure_and_then_a_person_has_cancelled_stays_cancell
     running.stop().await;
 }
 
+/// The cancellation waits for the row of a follower that a failure is about to cancel, and finds it gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_person_who_cancels_a_follower_while_a_failure_does_is_heard() {
+    let bench = bench().await;
+    let id =
+        bench.tenure.group([job("part", json!({"n": 13}))]).then(job("merge", json!({}))).await.unwrap().id;
+    // As `release_followers` does.
+    let mut cut = bench.pool.begin().await.unwrap();
+    for sql in ["UPDATE tenure.followers SET cut_at = now() WHERE job_id = $1", "SELECT tenure.cancel($1)"] {
+        sqlx::query(sql).bind(id).execute(&mut *cut).await.unwrap();
+    }
+    let tenure = bench.tenure.clone();
+    let cancel = tokio::spawn(async move { tenure.cancel(id).await.unwrap() });
+    bench.until("(SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()) = 1").await;
+    cut.commit().await.unwrap();
+    assert_eq!(cancel.await.unwrap(), CancelOutcome::Finished { status: Status::Cancelled });
+    assert_eq!(bench.count("tenure.followers WHERE cut_at IS NOT NULL").await, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelling_a_group_reaches_each_of_its_jobs() {
     let bench = bench().await;
