@@ -8,7 +8,7 @@
 # make fuzz      feeds untrusted input to the readers, ten minutes each; MINUTES=1
 # make mutants   plants mistakes in the statements, each of which a test must catch; OF=code make mutants: in the code
 # make bench     measures tenure and five other libraries; OF=tenure, OF=retention, OF=gateway or OF=peers make bench: that part
-# make rolling-upgrade  updates a fleet under load from the last checkout of 0.1.0, goes back, and on again; FROM=COMMIT
+# make rolling-upgrade  updates a fleet under load from the last checkout before the baseline, goes back, and on again; FROM=COMMIT
 # make release   oldest Rust, licences and advisories, packages, public API, unused dependencies; ONLY=package make release
 # make pictures  takes the pictures of the dashboard in docs/images
 # make book      the guide as a book, in target/book
@@ -68,9 +68,9 @@ bench:
 fuzz:
 	@scripts/fuzz $(or $(MINUTES),10)
 
-# The last commit before the changes of 0.2.0.
+# The last commit with migrations 1 to 30.
 rolling-upgrade:
-	@scripts/rolling-upgrade $(or $(FROM),f7da699)
+	@scripts/rolling-upgrade $(or $(FROM),ebf7e6a)
 
 release:
 	@scripts/release $(ONLY)
@@ -110,7 +110,7 @@ run-demo:
 # Most tests wait for an event: more of them run at once than there are cores.
 run-test: export RUST_TEST_THREADS ?= 4
 run-test:
-	PYTHONPATH=$(CURDIR)/.tools/python $(CARGO) test --locked --all-features $(TESTS)
+	PYTHONPATH=$(CURDIR)/.tools/python scripts/test --locked --all-features $(TESTS)
 
 # Runs the tests that depend on Postgres, without pg_basebackup. The user of Postgres may not read a home folder, so a copy runs.
 run-test-postgres:

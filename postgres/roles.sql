@@ -1,7 +1,7 @@
 -- Roles for tenure, as groups that cannot log in: grant each to the login roles of your programs.
 --
---   psql "$DATABASE_URL" -f postgres/roles.sql      after `tenure migrate`, as the owner of the schema; again after
---   CREATE ROLE web LOGIN PASSWORD '…' IN ROLE tenure_producer;                      each migration that says so
+--   psql "$DATABASE_URL" -f postgres/roles.sql      once, after `tenure migrate`, as the owner of the schema
+--   CREATE ROLE web LOGIN PASSWORD '…' IN ROLE tenure_producer;
 --
 --   tenure_producer  enqueues; reads no payload and no job, changes and deletes none
 --   tenure_worker    runs and recovers jobs; changes no payload, deletes no history and no dead letter
@@ -9,17 +9,21 @@
 --                    the person on call; changes and deletes nothing in the audit
 --   tenure_viewer    reads everything, writes nothing: dashboards
 --
--- `tenure migrate` itself runs as the owner of the schema.
+-- `tenure migrate` itself runs as the owner of the schema. Where these roles exist, it executes this file again whenever it
+-- changes the schema.
 
 DO $$
 DECLARE
     role text;
 BEGIN
     FOREACH role IN ARRAY ARRAY['tenure_producer', 'tenure_worker', 'tenure_operator', 'tenure_viewer'] LOOP
-        BEGIN
-            EXECUTE format('CREATE ROLE %I NOLOGIN', role);
-        EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
-        END;
+        -- An owner who may create no roles can run this once somebody else has created them.
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+            EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
+            END;
+        END IF;
         -- Earlier grants end here; the statements below grant what this version needs.
         EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA tenure FROM %I', role);
         EXECUTE format('GRANT USAGE ON SCHEMA tenure TO %I', role);
@@ -62,8 +66,7 @@ GRANT SELECT (queue, standing, standing_deliveries, standing_of, standing_until)
 GRANT EXECUTE ON FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text, text, int, timestamptz,
                                          text, text, interval, text, text, text[]),
       tenure.enqueue_many(jsonb),
-      tenure.create_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[], jsonb[]),
-      tenure.insert_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[])
+      tenure.create_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[], jsonb[])
     TO tenure_producer, tenure_worker;
 -- These two run with the rights of the schema's owner. `take_key` gives a new payload to a queued job that was itself
 -- enqueued with that key, and to no other. `admit` releases held jobs, as their lanes allow, for the caller to publish:
@@ -143,7 +146,11 @@ GRANT EXECUTE ON FUNCTION tenure.fence(uuid, bigint, uuid), tenure.hold(uuid, bi
       tenure.raise_lost(uuid, bigint, uuid) TO tenure_worker;
 
 -- Operators. They redrive dead letters, or purge them with all their traces.
-GRANT tenure_worker TO tenure_operator;
+DO $$ BEGIN
+    IF NOT pg_has_role('tenure_operator', 'tenure_worker', 'MEMBER') THEN
+        GRANT tenure_worker TO tenure_operator;
+    END IF;
+END $$;
 GRANT SELECT ON tenure.audit TO tenure_operator;
 GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedules TO tenure_operator;
 -- Moving a queue to another cell: these functions change one trigger of tenure.jobs, and the queue's mark.

@@ -6,7 +6,7 @@
 //!                   Plan ──► jobs, edges and followers, in one transaction ──► tickets
 //! ```
 //!
-//! A follower exists from the start, held: `migrations/0018_groups.sql` says how it is released.
+//! A follower exists from the start, held: `migrations/functions/groups` says how it is released.
 //!
 //! Invariants, each held by the test of that name:
 //!

@@ -1,7 +1,7 @@
 //! Lanes: a queue's limits, rates and turns by a key that producers say.
 //!
 //! *Hold the ticket, not the job*: a job of a queue with lanes is a row without a message until its lane has a slot, a
-//! token and the turn. `tenure.admit` in `migrations/0015_lanes.sql` decides; no claim and no completion knows of
+//! token and the turn. `tenure.admit` in `migrations/functions/lanes` decides; no claim and no completion knows of
 //! lanes.
 //!
 //! Invariants, each held by the test of that name:

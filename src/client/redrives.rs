@@ -1,6 +1,6 @@
 //! Redrives: begins, lists and stops calm redrives.
 //!
-//! Not here: how one goes on (`tenure.tend_redrives` in `migrations/0020_calm.sql`).
+//! Not here: how one goes on (`tenure.tend_redrives` in `migrations/functions/redrives`).
 
 use std::time::Duration;
 

@@ -31,7 +31,8 @@ pub struct Postgres {
 impl Postgres {
     /// Starts a server with its data in this folder, which it creates if it is missing.
     ///
-    /// If it is not `durable`, it does not wait for the disk: its data survive its own crash, not the machine's.
+    /// If it is not `durable`, it does not wait for the disk: its data survive its own crash, not the machine's. And it
+    /// stores its random password as MD5, since SCRAM takes some milliseconds of each new connection.
     ///
     /// # Errors
     ///
@@ -75,7 +76,7 @@ impl Postgres {
         if !folder.join("data/PG_VERSION").is_file() {
             let password = Alphanumeric.sample_string(&mut rand::rng(), 24);
             fs::write(&password_file, &password).map_err(failed("write the password to"))?;
-            initdb(&bin, folder, &password_file)?;
+            initdb(&bin, folder, &password_file, if durable { "scram-sha-256" } else { "md5" })?;
         }
         let password = fs::read_to_string(&password_file).map_err(failed("read the password in"))?;
         let mut server = Self {
@@ -196,22 +197,12 @@ fn said_since(log: &Path, start: u64, text: &str) -> bool {
     read().unwrap_or_default()
 }
 
-fn initdb(bin: &Path, folder: &Path, password_file: &Path) -> Result<(), DevError> {
+fn initdb(bin: &Path, folder: &Path, password_file: &Path, auth: &str) -> Result<(), DevError> {
     let mut command = Command::new(bin.join("initdb"));
     command
         .arg("-D")
         .arg(folder.join("data"))
-        .args([
-            "-U",
-            "tenure",
-            "-A",
-            "scram-sha-256",
-            "-E",
-            "UTF8",
-            "--locale=C.UTF-8",
-            "--no-sync",
-            "--pwfile",
-        ])
+        .args(["-U", "tenure", "-A", auth, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--pwfile"])
         .arg(password_file)
         .current_dir(folder);
     if let Some((uid, gid)) = find::postgres_user() {

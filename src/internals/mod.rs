@@ -30,10 +30,11 @@ pub use crate::{
     },
     run::handlers::EndedInTheMiddle,
     store::{
-        BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest, Completion,
-        DeadGroup, DeadKind, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter, FinishedKind,
-        Fleet, JobAction, JobTexts, Keeps, ListedJob, LiveKind, LockPolicy, NEEDS, ProgressWrite, QueueStats,
-        Replaces, STATEMENTS, Schema, Store, Unit, Unserved, UnservedSchedule, WaitingJobs, WhoRuns,
+        BASELINE, BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest,
+        Completion, DeadGroup, DeadKind, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter,
+        FUNCTIONS, FinishedKind, Fleet, JobAction, JobTexts, Keeps, ListedJob, LiveKind, LockPolicy,
+        MIGRATIONS, NEEDS, ProgressWrite, QueueStats, Replaces, STATEMENTS, Schema, Store, Unit, Unserved,
+        UnservedSchedule, WaitingJobs, WhoRuns,
     },
     worker::{Recovery, counts},
 };

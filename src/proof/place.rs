@@ -16,7 +16,7 @@ use std::{
 };
 
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 
 use crate::{
     JobRequest,
@@ -36,16 +36,38 @@ struct Shared {
 
 static SHARED: OnceLock<Shared> = OnceLock::new();
 static NEXT: AtomicU32 = AtomicU32::new(0);
+/// The migrated database that each test's own is a copy of.
+const TEMPLATE: &str = "template_tenure";
 
 /// Starts the servers at the first call. They end with this process, even if it is killed.
 fn shared() -> &'static Shared {
     SHARED.get_or_init(|| {
         sweep();
         let folder = std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()));
-        let postgres = crate::dev::Postgres::start(&folder.join("postgres"), false).unwrap();
+        let postgres =
+            crate::dev::Postgres::start_with(&folder.join("postgres"), false, &["autovacuum_naptime=1h"])
+                .unwrap();
         let nats = crate::dev::Nats::start(&folder.join("nats")).unwrap();
+        let (url, config) = (postgres.url(), Config::new(postgres.url_of(TEMPLATE), nats.url()));
+        // A separate runtime: the first caller's ends with its test.
+        std::thread::spawn(move || {
+            tokio::runtime::Runtime::new().unwrap().block_on(async {
+                create(&url, &format!("CREATE DATABASE {TEMPLATE}")).await;
+                let tenure = Tenure::connect(&config).await.unwrap();
+                tenure.migrate().await.unwrap();
+                tenure.close().await;
+            });
+        })
+        .join()
+        .unwrap();
         Shared { servers: Servers { postgres, nats }, folder }
     })
+}
+
+async fn create(url: &str, sql: &str) {
+    let mut admin = PgConnection::connect(url).await.unwrap();
+    admin.execute(AssertSqlSafe(sql)).await.unwrap();
+    admin.close().await.unwrap();
 }
 
 /// Removes the folders of processes that are gone.
@@ -73,16 +95,13 @@ pub(crate) async fn place() -> Place {
 pub(crate) async fn place_with(change: impl FnOnce(&mut Config)) -> Place {
     let shared = tokio::task::spawn_blocking(shared).await.unwrap();
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let admin = PgPool::connect(&shared.servers.postgres.url()).await.unwrap();
-    sqlx::query(AssertSqlSafe(format!("CREATE DATABASE p{n}"))).execute(&admin).await.unwrap();
-    admin.close().await;
+    create(&shared.servers.postgres.url(), &format!("CREATE DATABASE p{n} TEMPLATE {TEMPLATE}")).await;
     let mut config = Config::new(shared.servers.postgres.url_of(&format!("p{n}")), shared.servers.nats.url());
     config.stream = format!("P{n}");
     config.subject_prefix = format!("p{n}");
     config.runtime_dir = shared.folder.join(format!("run{n}"));
     change(&mut config);
     let tenure = Tenure::connect(&config).await.unwrap();
-    tenure.migrate().await.unwrap();
     let pool = PgPool::connect(&config.database_url).await.unwrap();
     Place { config, tenure, pool }
 }

@@ -6,8 +6,7 @@
 //!
 //! Those that a call releases may share messages: see `nats::together`.
 //!
-//! Not here: who may run. `tenure.release_followers` decides it: its text is in
-//! `migrations/0029_lean_ends.sql`, and why it is so in `migrations/0026_settled_edges.sql`.
+//! Not here: who may run. `tenure.release_followers` in `migrations/functions/groups` decides it.
 
 use uuid::Uuid;
 

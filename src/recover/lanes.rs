@@ -4,7 +4,7 @@
 //! that has the relay's turn finds the rest: a transaction that committed later, a token, a worker that died. It asks
 //! Postgres ten times a second while any queue has lanes, and not at all while none has.
 //!
-//! Not here: who may run. `tenure.admit` in `migrations/0015_lanes.sql` decides it.
+//! Not here: who may run. `tenure.admit` in `migrations/functions/lanes` decides it.
 
 use std::sync::{Arc, atomic::AtomicBool};
 

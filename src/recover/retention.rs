@@ -86,13 +86,7 @@ async fn sweep_all(
         all(store, Oldest::Events, age).await?;
     }
     if let Some(age) = keep.audit {
-        match all(store, Oldest::Acts, age).await {
-            // Roles of before the audit: no other part of the sweep waits for them.
-            Err(error) if error.is_denied() => {
-                tracing::warn!(%error, "may not remove old acts of the audit; run `postgres/roles.sql` again");
-            }
-            removed => drop(removed?),
-        }
+        all(store, Oldest::Acts, age).await?;
     }
     store.purge_done().await?;
     if left > 0 {

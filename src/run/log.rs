@@ -194,7 +194,7 @@ async fn write(writes: &Writes, job: &RunningJob) {
 
 fn tell(error: &StoreError) {
     if let Some(left_out) = repeats::tell("logs", error) {
-        let hint = if error.is_denied() { "; run postgres/roles.sql again" } else { "" };
+        let hint = if error.is_denied() { "; run postgres/roles.sql as the owner of the schema" } else { "" };
         tracing::warn!(%error, left_out, "could not keep what a job has printed{hint}");
     }
 }

@@ -13,9 +13,9 @@ use uuid::Uuid;
 use super::{
     BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_GROUPED, COMPLETE_GROUPED_TOLD,
     COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD, COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP,
-    ENQUEUE, ENQUEUE_GROUPED, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS,
-    KEEP_CANCELLED, LIVE_JOBS, MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED,
-    SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
+    ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, KEEP_CANCELLED, LIVE_JOBS,
+    MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE,
+    UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
@@ -182,9 +182,7 @@ impl Store {
         connection: &mut sqlx::PgConnection,
         jobs: &[NewJob],
     ) -> Result<HashMap<JobId, bool>, StoreError> {
-        let is_grouped = jobs.iter().any(|job| job.rare.as_ref().is_some_and(|rare| rare.group_id.is_some()));
-        let statement = if is_grouped { ENQUEUE_GROUPED } else { ENQUEUE };
-        Ok(created(&enqueue_query!(statement, jobs, None::<&str>).fetch_all(connection).await?)?)
+        Ok(created(&enqueue_query!(jobs, None::<&str>).fetch_all(connection).await?)?)
     }
 
     /// Returns the job that holds each key.

@@ -1,8 +1,13 @@
 //! Migrate: brings the schema up to date. Safe to run from many processes at once, and while workers work.
 //!
+//! One transaction applies the functions whose text has changed, then the baseline (in a fresh database) or the missing
+//! migrations, then the grants of `postgres/roles.sql`: a session sees the old schema or the new one. `schema.rs` lists
+//! the files. Functions come first, unchecked: tables, indexes and triggers use them, and each names tables only in its
+//! body.
+//!
 //! An `ALTER TABLE` waits for all transactions that use the table, and every later statement waits behind it: one long
 //! transaction of a user's would stop all claims. So no statement of a migration waits for a lock for longer than half
-//! a second. Then `migrate` rolls the migration back, lets the other sessions go on, and tries it again.
+//! a second. Then `migrate` rolls back, lets the other sessions go on, and tries again.
 //!
 //! An index over a table that may be large is no migration: `migrate` builds it beside them, while other sessions go on
 //! writing, and nothing needs it.
@@ -14,55 +19,25 @@
 //! - `a_migration_that_never_gets_its_lock_says_who_holds_it`
 //! - `a_released_migration_never_changes`
 //! - `a_migration_only_adds`
+//! - `a_function_whose_text_has_changed_is_applied_again`
+//! - `a_database_of_migration_30_becomes_equal_to_a_fresh_one`
+//! - `a_database_of_an_older_migration_is_refused`
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqlSafeStr, query, raw_sql};
 use tokio::time::{sleep, timeout};
 
 use super::{
-    BLOCKERS, UNBUILT_INDEXES, UNINDEXED_PARTITIONS,
+    APPLIED_FUNCTIONS, BLOCKERS, GRANTABLE, NOTE_FUNCTION, UNBUILT_INDEXES, UNINDEXED_PARTITIONS,
     call::{Store, StoreError},
+    schema::{BASELINE, BASELINE_VERSION, FUNCTIONS, MIGRATIONS, Migration, NEEDS, ROLES, TAKEN_OVER},
 };
 use crate::job::duration::measured;
-
-/// A migration: version, name, SQL.
-type Migration = (i64, &'static str, &'static str);
-
-/// All migrations. Append-only; a released one never changes.
-const MIGRATIONS: &[Migration] = &[
-    (1, "tenure", include_str!("../../migrations/0001_tenure.sql")),
-    (2, "every_end", include_str!("../../migrations/0002_every_end.sql")),
-    (3, "lean_checks", include_str!("../../migrations/0003_lean_checks.sql")),
-    (4, "operate", include_str!("../../migrations/0004_operate.sql")),
-    (5, "show", include_str!("../../migrations/0005_show.sql")),
-    (6, "review", include_str!("../../migrations/0006_review.sql")),
-    (7, "turns", include_str!("../../migrations/0007_turns.sql")),
-    (8, "stream", include_str!("../../migrations/0008_stream.sql")),
-    (9, "standing", include_str!("../../migrations/0009_standing.sql")),
-    (10, "no_history", include_str!("../../migrations/0010_no_history.sql")),
-    (11, "not_ready", include_str!("../../migrations/0011_not_ready.sql")),
-    (12, "cells", include_str!("../../migrations/0012_cells.sql")),
-    (13, "ends", include_str!("../../migrations/0013_ends.sql")),
-    (14, "functions", include_str!("../../migrations/0014_functions.sql")),
-    (15, "lanes", include_str!("../../migrations/0015_lanes.sql")),
-    (16, "gateway", include_str!("../../migrations/0016_gateway.sql")),
-    (17, "steps", include_str!("../../migrations/0017_steps.sql")),
-    (18, "groups", include_str!("../../migrations/0018_groups.sql")),
-    (19, "lean_groups", include_str!("../../migrations/0019_lean_groups.sql")),
-    (20, "calm", include_str!("../../migrations/0020_calm.sql")),
-    (21, "audit", include_str!("../../migrations/0021_audit.sql")),
-    (22, "slots", include_str!("../../migrations/0022_slots.sql")),
-    (23, "quarantine", include_str!("../../migrations/0023_quarantine.sql")),
-    (24, "tags", include_str!("../../migrations/0024_tags.sql")),
-    (25, "logs", include_str!("../../migrations/0025_logs.sql")),
-    (26, "settled_edges", include_str!("../../migrations/0026_settled_edges.sql")),
-    (27, "waits_of_several", include_str!("../../migrations/0027_waits_of_several.sql")),
-    (28, "messages_of_groups", include_str!("../../migrations/0028_messages_of_groups.sql")),
-    (29, "lean_ends", include_str!("../../migrations/0029_lean_ends.sql")),
-    (30, "early_events", include_str!("../../migrations/0030_early_events.sql")),
-];
 
 /// Indexes over tables that may be large: the name, how to drop it, how to build it. CONCURRENTLY waits for other
 /// transactions, and none waits for it; it cannot be a part of a transaction.
@@ -84,13 +59,10 @@ const BUILT_WITHIN: Duration = Duration::from_secs(60);
 /// None does so far. The first needs a release before it whose programs do without what it removes.
 const CONTRACTING: &[(i64, i64)] = &[];
 
-/// The schema that this program needs.
-pub const NEEDS: i64 = MIGRATIONS[MIGRATIONS.len() - 1].0;
-
 /// "tenure" in ASCII: the key of the lock that makes migrations wait for each other.
 const LOCK_KEY: i64 = 0x7465_6e75_7265;
 
-/// How long `migrate` tries to get the locks of one migration.
+/// How long `migrate` tries to get the locks of the migrations.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The pause between two tries, in which the sessions that waited behind the first go on. It grows.
@@ -104,15 +76,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(150);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MigrateError {
-    /// Postgres gave no answer. Run it again: each migration is applied whole or not at all.
+    /// Postgres gave no answer. Run it again: all that is missing is applied, or nothing.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A migration failed, and was rolled back.
+    /// A migration failed, or a file of the baseline or of a function; all was rolled back.
     #[error("migration {version} ({name}) failed and was rolled back")]
     Failed {
-        /// Its number.
+        /// Its number; of a function, the version of the schema that it belongs to.
         version: i64,
-        /// Its name.
+        /// Its name, or the path of the file below `migrations/`.
         name: &'static str,
         /// The error of Postgres.
         source: StoreError,
@@ -134,6 +106,16 @@ pub enum MigrateError {
         /// How long `migrate` tried.
         waited: Duration,
     },
+    /// The schema is older than the oldest that this program updates.
+    #[error(
+        "this database has version {version} of tenure's schema, and this program updates version {BASELINE_VERSION} \
+         and later: run `tenure migrate` with the program built at commit ebf7e6a, then this one again; or use a fresh \
+         database"
+    )]
+    TooOld {
+        /// Its version.
+        version: i64,
+    },
     /// An applied migration differs from the one in this program.
     #[error(
         "migration {version} was applied to this database with other contents; \
@@ -146,17 +128,24 @@ pub enum MigrateError {
 }
 
 impl MigrateError {
-    /// Whether another try may succeed: a lock was missing.
-    fn is_of_a_lock(&self) -> bool {
-        let (Self::Store(source) | Self::Failed { source, .. }) = self else { return false };
-        source.is_locked() || source.is_deadlock()
+    /// The migration that lacked a lock: another try may succeed.
+    fn lacks_lock(&self) -> Option<(i64, &'static str)> {
+        match self {
+            Self::Store(source) if is_of_a_lock(source) => Some((NEEDS, "schema")),
+            Self::Failed { version, name, source } if is_of_a_lock(source) => Some((*version, name)),
+            _ => None,
+        }
     }
 }
 
+fn is_of_a_lock(error: &StoreError) -> bool {
+    error.is_locked() || error.is_deadlock()
+}
+
 impl Store {
-    /// Applies the missing migrations, and returns their versions.
+    /// Applies what is missing, and returns the versions of the migrations among it.
     pub(crate) async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
-        let applied = self.apply(MIGRATIONS, PATIENCE).await?;
+        let applied = self.apply(&[], PATIENCE).await?;
         // Without the indexes everything works, and some statements take longer.
         match timeout(BUILT_WITHIN, self.build_indexes()).await {
             Ok(Ok(())) => {}
@@ -213,46 +202,31 @@ impl Store {
         Ok(())
     }
 
-    /// Applies the missing migrations of a list, each in a transaction of its own: a lock is held only while the
-    /// migration that needs it runs.
+    /// Applies what is missing, with `further` migrations after those of this program, in one transaction.
     pub(crate) async fn apply(
         &self,
-        migrations: &[Migration],
+        further: &[Migration],
         patience: Duration,
     ) -> Result<Vec<i64>, MigrateError> {
         let mut connection = self.migration_connection().await?;
-        let mut applied = Vec::new();
-        let mut answer = Ok(());
-        for &migration in migrations {
-            match self.apply_one(&mut connection, migration, patience).await {
-                Ok(true) => applied.push(migration.0),
-                Ok(false) => {}
-                Err(error) => {
-                    answer = Err(error);
-                    break;
-                }
-            }
-        }
+        let answer = self.apply_over(&mut connection, further, patience).await;
         // The work is committed or rolled back by now; a close that fails changes nothing.
         drop(connection.close().await);
-        answer.map(|()| applied)
+        answer
     }
 
-    /// Applies one migration. Returns whether it was missing.
-    async fn apply_one(
+    async fn apply_over(
         &self,
         connection: &mut PgConnection,
-        migration: Migration,
+        further: &[Migration],
         patience: Duration,
-    ) -> Result<bool, MigrateError> {
-        let (version, name, _) = migration;
+    ) -> Result<Vec<i64>, MigrateError> {
         let (mut since, mut pause) = (None, PAUSE);
         loop {
             let mut holders = "a session that this role could not see".to_owned();
-            let error = match self.try_one(connection, migration, &mut holders).await {
-                Err(error) if error.is_of_a_lock() => error,
-                answer => return answer,
-            };
+            let answer = self.try_once(connection, further, &mut holders).await;
+            let Err(error) = &answer else { return answer };
+            let Some((version, name)) = error.lacks_lock() else { return answer };
             let waited = since.get_or_insert_with(Instant::now).elapsed();
             if waited >= patience {
                 return Err(MigrateError::Blocked { version, name, holders, waited });
@@ -263,16 +237,16 @@ impl Store {
         }
     }
 
-    async fn try_one(
+    async fn try_once(
         &self,
         connection: &mut PgConnection,
-        migration: Migration,
+        further: &[Migration],
         holders: &mut String,
-    ) -> Result<bool, MigrateError> {
+    ) -> Result<Vec<i64>, MigrateError> {
         let mut transaction = connection.begin().await.map_err(StoreError::from)?;
         let pid = alone(&mut transaction).await?;
         let answer = {
-            let mut work = std::pin::pin!(apply(&mut transaction, migration));
+            let mut work = std::pin::pin!(apply_missing(&mut transaction, further));
             loop {
                 match timeout(LOOK_EVERY, &mut work).await {
                     Ok(answer) => break answer,
@@ -281,9 +255,9 @@ impl Store {
             }
         };
         match answer {
-            Ok(was_missing) => {
+            Ok(applied) => {
                 transaction.commit().await.map_err(StoreError::from)?;
-                Ok(was_missing)
+                Ok(applied)
             }
             Err(error) => {
                 // Now, not with the next statement of this connection: other sessions wait for its locks.
@@ -320,50 +294,150 @@ async fn alone(transaction: &mut PgConnection) -> Result<i32, StoreError> {
     Ok(row.try_get("pid")?)
 }
 
-async fn apply(
+/// Applies the changed functions, the baseline or the missing migrations, and the grants.
+async fn apply_missing(
     transaction: &mut PgConnection,
-    (version, name, sql): Migration,
-) -> Result<bool, MigrateError> {
+    further: &[Migration],
+) -> Result<Vec<i64>, MigrateError> {
+    let ledger = open_ledger(transaction).await?;
+    let is_fresh = ledger.is_empty();
+    if let Some(version) = ledger.iter().map(|applied| applied.0).max().filter(|max| *max < BASELINE_VERSION)
+    {
+        return Err(MigrateError::TooOld { version });
+    }
+    let changed = apply_functions(transaction).await?;
+    let mut applied = Vec::new();
+    let baseline: String = BASELINE.iter().map(|(_, sql)| *sql).collect();
+    if is_fresh {
+        for &(name, sql) in BASELINE {
+            execute(transaction, (BASELINE_VERSION, name, sql)).await?;
+        }
+        note(transaction, BASELINE_VERSION, "baseline", &checksum(&baseline)).await?;
+        applied.push(BASELINE_VERSION);
+    } else {
+        let known = &ledger.iter().find(|known| known.0 == BASELINE_VERSION).map(|known| &known.1);
+        if !known.is_some_and(|known| *known == checksum(&baseline) || *known == TAKEN_OVER) {
+            return Err(MigrateError::Changed { version: BASELINE_VERSION });
+        }
+    }
+    for &migration in MIGRATIONS.iter().chain(further) {
+        let (version, name, sql) = migration;
+        match ledger.iter().find(|known| known.0 == version) {
+            Some(known) if known.1 == checksum(sql) => {}
+            Some(_) => return Err(MigrateError::Changed { version }),
+            None => {
+                execute(transaction, migration).await?;
+                note(transaction, version, name, &checksum(sql)).await?;
+                applied.push(version);
+            }
+        }
+    }
+    grant(transaction, changed > 0 || !applied.is_empty()).await?;
+    Ok(applied)
+}
+
+/// Returns the versions that were applied, each with the checksum of its text.
+async fn open_ledger(transaction: &mut PgConnection) -> Result<Vec<(i64, Vec<u8>)>, StoreError> {
     raw_sql(
         "CREATE SCHEMA IF NOT EXISTS tenure;
          CREATE TABLE IF NOT EXISTS tenure.migrations (
-             version    bigint      PRIMARY KEY,
-             name       text        NOT NULL,
+             version       bigint      PRIMARY KEY,
+             name          text        NOT NULL,
+             checksum      bytea       NOT NULL,
+             applied_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+             -- Programs that know no migration of at least this number refuse to start. NULL: it takes nothing away.
+             breaks_before bigint);
+         CREATE TABLE IF NOT EXISTS tenure.functions (
+             name       text        PRIMARY KEY,
              checksum   bytea       NOT NULL,
              applied_at timestamptz NOT NULL DEFAULT clock_timestamp())",
     )
     .execute(&mut *transaction)
-    .await
-    .map_err(StoreError::from)?;
-    let checksum = Sha256::digest(sql.as_bytes()).to_vec();
-    let known = query("SELECT checksum FROM tenure.migrations WHERE version = $1")
-        .bind(version)
-        .fetch_optional(&mut *transaction)
-        .await
-        .map_err(StoreError::from)?;
-    if let Some(row) = known {
-        if row.try_get::<Vec<u8>, _>(0).map_err(StoreError::from)? != checksum {
-            return Err(MigrateError::Changed { version });
-        }
-        return Ok(false);
-    }
-    let failed = |error: sqlx::Error| MigrateError::Failed { version, name, source: error.into() };
-    // The text is a constant of this program; it holds no input.
-    raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut *transaction).await.map_err(failed)?;
-    query("INSERT INTO tenure.migrations (version, name, checksum) VALUES ($1, $2, $3)")
-        .bind(version)
-        .bind(name)
-        .bind(checksum)
+    .await?;
+    let rows = query("SELECT version, checksum FROM tenure.migrations").fetch_all(transaction).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// Applies the functions whose text is not the one that was applied last, and returns how many.
+async fn apply_functions(transaction: &mut PgConnection) -> Result<usize, MigrateError> {
+    let rows = query(APPLIED_FUNCTIONS).fetch_all(&mut *transaction).await.map_err(StoreError::from)?;
+    let applied = rows.iter().map(|row| Ok((row.try_get("name")?, row.try_get("checksum")?)));
+    let applied: HashMap<String, Vec<u8>> =
+        applied.collect::<Result<_, sqlx::Error>>().map_err(StoreError::from)?;
+    raw_sql("SET LOCAL check_function_bodies = off")
         .execute(&mut *transaction)
         .await
         .map_err(StoreError::from)?;
-    if let Some((_, oldest)) = CONTRACTING.iter().find(|(contracting, _)| *contracting == version) {
-        query("UPDATE tenure.migrations SET breaks_before = $2 WHERE version = $1")
-            .bind(version)
-            .bind(oldest)
+    let mut changed = 0;
+    for &(path, sql) in FUNCTIONS {
+        let (name, checksum) = (path.rsplit('/').next().unwrap_or(path), checksum(sql));
+        if applied.get(name) == Some(&checksum) {
+            continue;
+        }
+        execute(transaction, (NEEDS, path, sql)).await?;
+        query(NOTE_FUNCTION)
+            .bind(name)
+            .bind(checksum)
             .execute(&mut *transaction)
             .await
             .map_err(StoreError::from)?;
+        changed += 1;
     }
-    Ok(true)
+    if changed > 0 {
+        tracing::info!(changed, "applied functions of the schema");
+    }
+    Ok(changed)
+}
+
+/// Executes a file of this program; it holds no input.
+async fn execute(
+    transaction: &mut PgConnection,
+    (version, name, sql): Migration,
+) -> Result<(), MigrateError> {
+    let done = raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(transaction).await;
+    done.map(drop).map_err(|error| MigrateError::Failed { version, name, source: error.into() })
+}
+
+async fn note(
+    transaction: &mut PgConnection,
+    version: i64,
+    name: &str,
+    checksum: &[u8],
+) -> Result<(), StoreError> {
+    let breaks_before =
+        CONTRACTING.iter().find(|(contracting, _)| *contracting == version).map(|(_, oldest)| *oldest);
+    query("INSERT INTO tenure.migrations (version, name, checksum, breaks_before) VALUES ($1, $2, $3, $4)")
+        .bind(version)
+        .bind(name)
+        .bind(checksum)
+        .bind(breaks_before)
+        .execute(transaction)
+        .await?;
+    Ok(())
+}
+
+/// Grants what `postgres/roles.sql` says, if its roles exist, this role may grant, and something has changed or the
+/// roles have no rights yet.
+async fn grant(transaction: &mut PgConnection, has_changed: bool) -> Result<(), StoreError> {
+    let row = query(GRANTABLE).fetch_one(&mut *transaction).await?;
+    if !row.try_get::<bool, _>("are_there")? || !row.try_get::<bool, _>("may_grant")? {
+        return Ok(());
+    }
+    if !has_changed && row.try_get::<bool, _>("are_granted")? {
+        return Ok(());
+    }
+    let mut savepoint = transaction.begin().await?;
+    match raw_sql(ROLES).execute(&mut *savepoint).await.map_err(StoreError::from) {
+        Ok(_) => Ok(savepoint.commit().await?),
+        Err(error) if error.is_denied() => {
+            savepoint.rollback().await?;
+            tracing::warn!(%error, "this role may not grant all of postgres/roles.sql; run it with psql as a role that may");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn checksum(sql: &str) -> Vec<u8> {
+    Sha256::digest(sql.as_bytes()).to_vec()
 }

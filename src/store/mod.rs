@@ -70,6 +70,7 @@ mod bench_pages;
 #[cfg(feature = "testing")]
 mod testing;
 mod migrate;
+mod schema;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 pub(crate) mod groups;
 #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
@@ -107,7 +108,7 @@ pub(crate) use lanes::{LanesSeen, NewLanes};
 pub use logs::LogRow;
 #[cfg(feature = "worker")]
 pub(crate) use logs::LogWrite;
-pub use migrate::{MigrateError, NEEDS};
+pub use migrate::MigrateError;
 pub use quarantines::QuarantineRow;
 pub(crate) use quarantines::QuarantineRule;
 #[cfg(feature = "worker")]
@@ -129,6 +130,8 @@ pub use schedules::Replaces;
 pub use schedules::ScheduleRow;
 #[cfg(feature = "worker")]
 pub(crate) use schedules::{DueSchedule, NewSchedule, Put};
+#[cfg_attr(not(feature = "internals"), allow(unused_imports, reason = "tests alone list the files"))]
+pub use schema::{BASELINE, FUNCTIONS, MIGRATIONS, NEEDS};
 #[cfg(feature = "internals")]
 pub use show::{
     DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobAction, JobTexts, ListedJob, WaitingJobs,
@@ -214,7 +217,6 @@ parts! {
 
 statements! {
     ENQUEUE = "job" "enqueue";
-    ENQUEUE_GROUPED = "job/forms" "enqueue_grouped";
     ENQUEUE_SUBMITTED = "job/forms" "enqueue_submitted";
     ENQUEUE_PLAIN = "job/forms" "enqueue_plain";
     ENQUEUE_ONE = "job/forms" "enqueue_one";
@@ -232,7 +234,6 @@ statements! {
     PAUSE_QUEUE = "queue" "pause_queue";
     RESUME_QUEUE = "queue" "resume_queue";
     LIMIT_QUEUE = "queue" "limit_queue";
-    QUEUE_LIMITS = "queue" "queue_limits";
     QUEUE_STANDING = "queue" "queue_standing";
     COUNT_QUEUED = "queue" "count_queued";
     LIST_QUEUES = "queue" "list_queues";
@@ -399,6 +400,9 @@ statements! {
     PURGE_DEAD = "history" "purge_dead";
     HANDLER_POOL = "session" "handler_pool";
     SCHEMA_VERSION = "session" "schema_version";
+    APPLIED_FUNCTIONS = "session" "applied_functions";
+    NOTE_FUNCTION = "session" "note_function";
+    GRANTABLE = "session" "grantable";
     BLOCKERS = "session" "blockers";
     UNINDEXED_PARTITIONS = "session" "unindexed_partitions";
     UNBUILT_INDEXES = "session" "unbuilt_indexes";

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{
     CLAIM_LIMITED, COUNT_QUEUED, EMPTY_SLOTS, JOBS_PER_MESSAGE, LIMIT_QUEUE, LIST_QUEUES, PAUSE_QUEUE,
-    QUEUE_LIMITS, QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS,
+    QUEUE_SETTINGS, QUEUE_STANDING, RESUME_QUEUE, SET_EVENTS,
     call::{Line, Store, StoreError},
     jobs::claims_of,
     rows::{ClaimRequest, u64_of},
@@ -297,14 +297,9 @@ impl Store {
 
     /// Returns every queue that has a `max_queued`.
     pub(crate) async fn queue_limits(&self) -> Result<Vec<QueueLimit>, StoreError> {
-        let (rows, reads_standing) = match self.rows(query(QUEUE_STANDING)).await {
-            // A role that may not read the submissions may read the limits.
-            Err(error) if error.is_denied() => (self.rows(query(QUEUE_LIMITS)).await?, false),
-            rows => (rows?, true),
-        };
+        let rows = self.rows(query(QUEUE_STANDING)).await?;
         let limit = |row: &PgRow| {
-            let messages = if reads_standing { row.try_get::<Option<i64>, _>("standing")? } else { None };
-            let standing = match messages {
+            let standing = match row.try_get::<Option<i64>, _>("standing")? {
                 Some(messages) => Some(Standing {
                     messages,
                     deliveries: row.try_get("standing_deliveries")?,

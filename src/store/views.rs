@@ -20,6 +20,7 @@ use super::{
         AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, StepRow, both, bytes_of, status, u32_of,
         u64_of,
     },
+    schema::{CALLED_FUNCTIONS, NEEDS},
 };
 use crate::job::{JobId, Status};
 
@@ -286,20 +287,40 @@ impl WorkerRow {
 }
 
 /// The version of the schema.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Default)]
 pub struct Schema {
     /// The newest migration applied.
     pub version: i64,
     /// The oldest migration that a program must know to work with it.
     pub breaks_before: i64,
+    /// The functions that this program calls and the schema lacks.
+    pub lacks: Vec<String>,
+}
+
+impl Schema {
+    /// Returns what this program needs and the schema lacks, if anything.
+    pub fn lack(&self) -> Option<String> {
+        if self.version < NEEDS {
+            Some(format!(
+                "it is at version {}, but this program needs {NEEDS}; run `tenure migrate`",
+                self.version
+            ))
+        } else if !self.lacks.is_empty() {
+            let of = self.lacks.join(", ");
+            Some(format!("it lacks functions that this program calls, {of}; run `tenure migrate`"))
+        } else {
+            None
+        }
+    }
 }
 
 impl Store {
     /// Returns the version of the schema.
     pub async fn schema(&self) -> Result<Schema, StoreError> {
-        let rows = self.rows(query(SCHEMA_VERSION)).await?;
-        let Some(row) = rows.first() else { return Ok(Schema { version: 0, breaks_before: 0 }) };
-        Ok(Schema { version: row.try_get("version")?, breaks_before: row.try_get("breaks_before")? })
+        let rows = self.rows(query(SCHEMA_VERSION).bind(CALLED_FUNCTIONS.as_slice())).await?;
+        let Some(row) = rows.first() else { return Ok(Schema::default()) };
+        let (version, breaks_before) = (row.try_get("version")?, row.try_get("breaks_before")?);
+        Ok(Schema { version, breaks_before, lacks: row.try_get("lacks")? })
     }
 
     /// Returns the database's time, the only clock.

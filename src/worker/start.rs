@@ -120,17 +120,16 @@ impl Start {
         loop {
             let lacks = match self.store.schema().await {
                 Ok(is) if is.breaks_before > NEEDS => {
-                    let Schema { version, breaks_before } = is;
+                    let Schema { version, breaks_before, .. } = is;
                     return Err(WorkerError::TooOld { version, breaks_before, knows: NEEDS });
                 }
-                Ok(is) if is.version >= NEEDS => {
-                    self.health.has("schema");
-                    return Ok(());
-                }
-                Ok(is) => format!(
-                    "it is at version {}, but this program needs {NEEDS}; run `tenure migrate`",
-                    is.version
-                ),
+                Ok(is) => match is.lack() {
+                    Some(lack) => lack,
+                    None => {
+                        self.health.has("schema");
+                        return Ok(());
+                    }
+                },
                 Err(StoreError::NotMigrated(_)) => {
                     "this database has no tenure schema; run `tenure migrate`".to_owned()
                 }

@@ -264,17 +264,6 @@ impl Turns {
         every.mul_f64((f64::from(self.state().workers) / f64::from(each)).max(1.0))
     }
 
-    /// Takes these turns without having asked.
-    pub(super) fn take_all(&self, wanted: &[&str], until: Instant) {
-        let mut state = self.state();
-        for turn in Turn::ALL {
-            state.until[turn as usize] = wanted.contains(&turn.name()).then_some(until);
-        }
-        (state.has_silent, state.next_tick) = (true, Some(Instant::now()));
-        drop(state);
-        self.changed.notify_waiters();
-    }
-
     /// Notes the database's answer; returns whether the settings of queues have changed.
     pub(super) fn take_over(&self, told: &store::Turns, until: Instant) -> bool {
         let mut state = self.state();

@@ -135,13 +135,10 @@ async fn look(tenure: &Tenure, health: &Health, gauges: &Gauges, looked: &impl F
 
 /// Why this program cannot use a schema; `None`: it can.
 fn misfit(schema: &Schema) -> Option<String> {
-    match (schema.version, schema.breaks_before) {
-        (is, _) if is < NEEDS => {
-            Some(format!("it is at version {is}, but this program needs {NEEDS}; run `tenure migrate`"))
-        }
-        (is, before) if before > NEEDS => Some(format!("version {is} needs a newer program than this")),
-        _ => None,
+    if schema.breaks_before > NEEDS {
+        return Some(format!("version {} needs a newer program than this", schema.version));
     }
+    schema.lack()
 }
 
 /// Tells the health of all cells as that of the process: ready as long as one of them is, so that a cell that is away

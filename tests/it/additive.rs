@@ -24,27 +24,12 @@ const TAKEN: &[(&str, &[&str])] = &[
     ("tenure.workers", &["queue"]),
 ];
 
-/// Functions that a migration creates, calls and drops again. Their bodies, which no check reads, only pass rights on.
-const CALLED_ONCE: &[&str] = &[
-    "tenure.pass_rights",
-    "tenure.pass_rights_to_tags",
-    "tenure.pass_rights_to_logs",
-    "tenure.pass_rights_to_edges",
-    "tenure.pass_rights_to_ask",
-    "tenure.pass_rights_to_cancel",
-    "tenure.hide_gateway_keys",
+/// What a migration drops although released programs could call it, each with the reason in its file.
+const DROPPED: &[&str] = &[
+    "drop function if exists tenure.enqueue_8(",
+    "drop function if exists tenure.enqueue_16(",
+    "drop function if exists tenure.insert_jobs(",
 ];
-
-/// Indexes that a migration drops. None is unique, so that no statement of an older program names it or relies on it for
-/// anything but time, and the functions that it served are replaced with it.
-const SPARE_INDEXES: &[&str] = &["tenure.job_edges_open"];
-
-/// Triggers that a migration makes anew in one transaction. Each fires as before for every row of an older program.
-const REMADE_TRIGGERS: &[&str] = &["ends_in_group"];
-
-/// Triggers of small tables that refuse what an older program may do only while no newer one does the same. That program
-/// meets a serialization failure, and tries again.
-const GUARDS: &[&str] = &["keep_slot before update on tenure.queue_slots"];
 
 /// The statements of a migration that do more than add, each with the reason.
 pub fn objections(sql: &str) -> Vec<String> {
@@ -62,42 +47,7 @@ pub fn objections(sql: &str) -> Vec<String> {
             statements.iter().any(|other| other.starts_with(&adds))
         })
     };
-    // A new name, and a function with more arguments under the old one: each call by text finds that one; views
-    // and functions that depend on the old one keep it.
-    let makes_way = |statement: &String| {
-        let parts =
-            statement.strip_prefix("alter function ").and_then(|rest| rest.split_once(") rename to "));
-        parts.and_then(|(old, _)| old.split_once('(')).is_some_and(|(function, types)| {
-            let creates = format!("create function {function}(");
-            let mut newer = statements.iter().filter_map(|other| other.strip_prefix(&creates));
-            newer.any(|newer| has_more_arguments(newer, types))
-        })
-    };
-    let is_called_once = |statement: &String| {
-        CALLED_ONCE.iter().any(|function| {
-            statements.iter().any(|other| other.starts_with(&format!("create function {function}(")))
-                && (statement.starts_with(&format!("select {function}("))
-                    || statement.starts_with(&format!("drop function {function}(")))
-        })
-    };
-    let drops_spare_index = |statement: &String| {
-        statement.strip_prefix("drop index ").is_some_and(|index| SPARE_INDEXES.contains(&index))
-    };
-    let is_guard = |statement: &String| {
-        statement.strip_prefix("create trigger ").is_some_and(|rest| {
-            GUARDS.iter().any(|guard| rest.starts_with(&format!("{guard} for each row ")))
-        })
-    };
-    let is_remade = |statement: &String| {
-        REMADE_TRIGGERS.iter().any(|trigger| {
-            let (drops, creates) = (
-                format!("drop trigger {trigger} on "),
-                format!("create constraint trigger {trigger} after "),
-            );
-            let has = |start: &str| statements.iter().any(|other| other.starts_with(start));
-            (statement.starts_with(&drops) || statement.starts_with(&creates)) && has(&drops) && has(&creates)
-        })
-    };
+    let is_dropped = |statement: &String| DROPPED.iter().any(|drops| statement.starts_with(drops));
     // It fires for no row of an older program: none of these writes the new column.
     let is_trigger_of_new = |statement: &String| {
         let table = statement.strip_prefix("create constraint trigger ").and_then(|rest| {
@@ -114,13 +64,7 @@ pub fn objections(sql: &str) -> Vec<String> {
     statements
         .iter()
         .filter(|statement| {
-            !is_default_of_new(statement)
-                && !makes_way(statement)
-                && !is_called_once(statement)
-                && !is_trigger_of_new(statement)
-                && !drops_spare_index(statement)
-                && !is_guard(statement)
-                && !is_remade(statement)
+            !is_default_of_new(statement) && !is_trigger_of_new(statement) && !is_dropped(statement)
         })
         .filter_map(|statement| objection(statement, &created).map(|why| format!("{why}: {statement}")))
         .collect()
@@ -151,15 +95,6 @@ pub fn statements(sql: &str) -> Vec<String> {
     }
     let lines = flat.split(';').map(|statement| statement.split_whitespace().collect::<Vec<_>>().join(" "));
     lines.filter(|statement| !statement.is_empty()).collect()
-}
-
-/// Whether a new function has these types as its first, in order, and after them only arguments with a default.
-fn has_more_arguments(newer: &str, types: &str) -> bool {
-    let arguments: Vec<_> = newer.split(')').next().unwrap_or_default().split(',').map(str::trim).collect();
-    let types: Vec<_> = types.split(',').map(str::trim).collect();
-    arguments.len() > types.len()
-        && arguments.iter().zip(&types).all(|(argument, of)| argument.split(' ').nth(1) == Some(of))
-        && arguments.iter().skip(types.len()).all(|argument| argument.contains(" default "))
 }
 
 /// The table's name at the beginning of a text.
@@ -196,11 +131,9 @@ fn objection(statement: &str, created: &[String]) -> Option<&'static str> {
     }
     let adds = [
         "create table ",
-        "create function ",
         "create view ",
-        // Postgres itself refuses to remove a view's column, or to change a function's type.
+        // Postgres itself refuses to remove a view's column.
         "create or replace view ",
-        "create or replace function ",
         "comment on ",
         "grant ",
         "revoke ",
@@ -277,16 +210,11 @@ mod tests {
             ALTER TABLE tenure.jobs ALTER COLUMN ended_by SET DEFAULT pg_current_xact_id();
             ALTER TABLE tenure.jobs SET (fillfactor = 50);
             CREATE INDEX workers_by_pid ON tenure.workers (pid);
-            CREATE OR REPLACE FUNCTION tenure.f() RETURNS int LANGUAGE sql AS $$ DROP TABLE tenure.jobs; $$;
+            CREATE OR REPLACE VIEW tenure.v AS SELECT 1 AS one;
             COMMENT ON COLUMN tenure.jobs.tenant IS 'it''s; a ''';
-            REVOKE ALL ON FUNCTION tenure.f() FROM PUBLIC;
-            ALTER FUNCTION tenure.g(text, int) RENAME TO g_2;
-            CREATE FUNCTION tenure.g(a text, b int DEFAULT 1, c text DEFAULT NULL) RETURNS int LANGUAGE sql AS $$ $$;
-            CREATE FUNCTION tenure.pass_rights(a regprocedure) RETURNS void LANGUAGE sql AS $$ $$;
-            SELECT tenure.pass_rights('tenure.g_2(text, int)');
-            DROP FUNCTION tenure.pass_rights(regprocedure);";
+            REVOKE ALL ON FUNCTION tenure.f() FROM PUBLIC;";
         assert_eq!(objections(sql), [""; 0]);
-        assert_eq!(statements(sql).len(), 18);
+        assert_eq!(statements(sql).len(), 13);
     }
 
     #[test]
@@ -322,13 +250,10 @@ mod tests {
             "CREATE INDEX CONCURRENTLY a ON tenure.jobs (kind)",
             "CREATE TABLE tenure.a PARTITION OF tenure.job_history DEFAULT",
             "CREATE TRIGGER t BEFORE INSERT ON tenure.jobs EXECUTE FUNCTION tenure.f()",
-            "SELECT tenure.pass_rights('a')",
-            "DROP FUNCTION tenure.pass_rights(regprocedure)",
-            "CREATE FUNCTION tenure.f() RETURNS void LANGUAGE sql AS $$ $$; DROP FUNCTION tenure.f()",
+            // A function stands in its own file.
+            "CREATE OR REPLACE FUNCTION tenure.f() RETURNS void LANGUAGE sql AS $$ $$",
+            "DROP FUNCTION tenure.f()",
             "ALTER FUNCTION tenure.g(text, int) RENAME TO g_2",
-            "ALTER FUNCTION tenure.g(text, int) RENAME TO g_2; CREATE FUNCTION tenure.g(a text, b int)",
-            "ALTER FUNCTION tenure.g(text, int) RENAME TO g_2; CREATE FUNCTION tenure.g(a text, b int, c text)",
-            "ALTER FUNCTION tenure.g(text) RENAME TO g_1; CREATE FUNCTION tenure.g(a int, b int DEFAULT 1)",
         ] {
             assert_eq!(objections(&format!("{sql}; -- it\n")).len(), 1, "{sql}");
         }

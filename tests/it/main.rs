@@ -47,6 +47,7 @@ mod enqueue;
 mod example;
 mod exec;
 mod faults;
+mod flaky;
 mod fleet;
 mod given;
 mod guide;

@@ -1,6 +1,7 @@
 //! Migrations: frozen once released, additive, and applied while workers work.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::{
         Arc,
@@ -10,25 +11,25 @@ use std::{
 };
 
 use serde_json::json;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqlSafeStr};
-use tenure::{JobRequest, KindOptions, Worker, errors::MigrateError, internals::STATEMENTS};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, SqlSafeStr};
+use tenure::{
+    JobRequest, KindOptions, Worker,
+    errors::MigrateError,
+    internals::{FUNCTIONS, MIGRATIONS, STATEMENTS},
+};
 
 use crate::{
     additive::{objections, statements},
-    harness::{Bench, Running, bench},
+    harness::{Bench, Running, bench, bench_with_servers},
+    sql::run,
 };
 
-/// The released migrations, each with its SHA-256. A release adds lines; existing lines never change.
+/// Every migration, each with its SHA-256. A release adds lines; existing lines never change. The baseline: of its files,
+/// one after the other.
 const RELEASED: &[(i64, &str, &str)] = &[
-    (1, "tenure", "a693f880d5b102157d2baa2d055376a8d97a39522c8a0355e22a7f1f42c62f7d"),
-    (2, "every_end", "bf68082272f9a0214bf9a5ad74f0a607d634b085bebb8e8e15fc5e0525dd3298"),
-    (3, "lean_checks", "6ae0ec52100879eb0098000361a04322d95e09685af358b4169b6d74d2eaf6aa"),
-    (4, "operate", "420c5860758018e3b61c49d89872566e7e307c3598941699af7ee119ff60fd22"),
-    (5, "show", "5bc182297730b34b02a94c8fb34a0f0db6d9b27ef9d19baa5362fa54110a81ae"),
+    (30, "baseline", "2184a536c52a145e8ccb0fba3e6b45dc9816cc91eb4e1ad66a01799e029f478d"),
+    (31, "older_forms", "f8ecef168bc8c594c65dbb8d7a1e1a049e2c481b01d79e3c5f033d7b89b7bc6d"),
 ];
-
-/// From this migration on, each one only adds. Before it, no installation had to update.
-const ADDITIVE_FROM: i64 = 5;
 
 /// A later release's migration, which changes every table, the busy ones first.
 pub const NEXT: &str = "
@@ -53,22 +54,7 @@ pub const NEXT: &str = "
 /// The number of [`NEXT`], beyond any real migration.
 pub const NEXT_VERSION: i64 = 90_001;
 
-fn files() -> Vec<(i64, String, String)> {
-    let folder = PathBuf::from(crate::harness::ROOT).join("migrations");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| {
-            let path = entry.unwrap().path();
-            let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
-            let (version, name) = stem.split_once('_').unwrap();
-            (version.parse().unwrap(), name.to_owned(), std::fs::read_to_string(&path).unwrap())
-        })
-        .collect();
-    files.sort();
-    files
-}
-
-/// The ledger of a migrated database matches this program's migrations and the released ones.
+/// The ledger of a migrated database has this program's migrations, and those are the released ones and the files.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_released_migration_never_changes() {
     let bench = bench().await;
@@ -78,30 +64,327 @@ async fn a_released_migration_never_changes() {
     .fetch_all(&bench.pool)
     .await
     .unwrap();
-    for ((version, name, checksum), is) in RELEASED.iter().zip(&ledger) {
-        assert_eq!(
-            (*version, *name, *checksum),
-            (is.0, is.1.as_str(), is.2.as_str()),
-            "a released migration changed"
-        );
-    }
-    assert!(ledger.len() >= RELEASED.len());
-    let ledger: Vec<_> = ledger.into_iter().map(|(version, name, _)| (version, name)).collect();
-    let files: Vec<_> = files().into_iter().map(|(version, name, _)| (version, name)).collect();
-    assert_eq!(files, ledger, "every file is applied, in order, and nothing else");
+    let ledger: Vec<_> = ledger.iter().map(|row| (row.0, row.1.as_str(), row.2.as_str())).collect();
+    assert_eq!(ledger, RELEASED, "a migration has changed, or stands in no line of RELEASED");
+    let folder = PathBuf::from(crate::harness::ROOT).join("migrations");
+    let files: BTreeSet<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with(".sql"))
+        .collect();
+    let known = MIGRATIONS.iter().map(|(version, name, _)| format!("{version:04}_{name}.sql")).collect();
+    assert_eq!(files, known, "every file is applied");
 }
 
 #[test]
 fn a_migration_only_adds() {
-    for (version, name, sql) in files() {
-        if version >= ADDITIVE_FROM {
-            let objections = objections(&sql);
-            assert!(objections.is_empty(), "migration {version} ({name}): {objections:#?}");
-        }
+    for (version, name, sql) in MIGRATIONS {
+        let objections = objections(sql);
+        assert!(objections.is_empty(), "migration {version} ({name}): {objections:#?}");
     }
-    assert!(!objections(&files()[2].2).is_empty(), "migration 3 drops constraints: the check is blind");
     assert_eq!(objections(NEXT), [""; 0]);
     assert!(statements(NEXT).len() > 10);
+}
+
+/// What the schema of a database is made of.
+async fn catalogue(pool: &PgPool) -> Vec<(String, Option<String>)> {
+    sqlx::query_as(include_str!("catalogue.sql")).fetch_all(pool).await.unwrap()
+}
+
+fn differ_in_nothing(one: &[(String, Option<String>)], other: &[(String, Option<String>)]) {
+    let lacks = |of: &[(String, Option<String>)], row| !of.contains(row);
+    let differ = one.iter().filter(|row| lacks(other, row)).chain(other.iter().filter(|row| lacks(one, row)));
+    let differ: Vec<_> = differ.collect();
+    assert!(differ.is_empty(), "{differ:#?}");
+}
+
+/// A database as the last program that had migrations 1 to 30 made it, with jobs of its own.
+async fn taken_over(bench: &Bench) {
+    let dump = std::process::Command::new("gzip")
+        .args(["-dc", concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/it/migration_30.sql.gz")])
+        .output()
+        .unwrap();
+    assert!(dump.status.success());
+    bench.execute("DROP SCHEMA tenure CASCADE").await;
+    // The dump leaves the session with settings of its own.
+    let mut session = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let sql = String::from_utf8(dump.stdout).unwrap();
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut session).await.unwrap();
+    session.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_of_migration_30_becomes_equal_to_a_fresh_one() {
+    let (old, fresh) = (bench().await, bench().await);
+    taken_over(&old).await;
+    let tables = |rows: &[(String, Option<String>)]| -> Vec<_> {
+        let is_table = |row: &&(String, Option<String>)| {
+            let ledgers = [" migrations", " functions", "_functions", "_migrations"];
+            !row.0.starts_with("function ") && !ledgers.iter().any(|ledger| row.0.contains(ledger))
+        };
+        rows.iter().filter(is_table).cloned().collect()
+    };
+    let is = catalogue(&fresh.pool).await;
+    assert!(is.len() > 700, "{} rows", is.len());
+    let rights_to_audit = |row: &(String, Option<String>)| row.0.starts_with("column audit.");
+    let mut was = tables(&catalogue(&old.pool).await);
+    let mut baseline = tables(&is);
+    // Migration 31 takes one right back: see its file.
+    was.retain(|row| !rights_to_audit(row));
+    baseline.retain(|row| !rights_to_audit(row));
+    differ_in_nothing(&was, &baseline);
+    assert_eq!(old.tenure.migrate().await.unwrap(), [31]);
+    differ_in_nothing(&catalogue(&old.pool).await, &is);
+    assert_eq!(old.tenure.migrate().await.unwrap(), [0_i64; 0]);
+    // Its jobs run on.
+    assert_eq!(old.count("tenure.job_history").await, 3);
+    old.tenure.setup(&["mail".into()]).await.unwrap();
+    let working = Running::start(
+        Worker::builder(&old.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("mail", 4),
+    );
+    old.until_count("tenure.job_history WHERE status = 'completed'", 4).await;
+    working.stop().await;
+    old.every_job_is_as_it_must_be().await;
+}
+
+/// The rights of a producer that somebody granted to a role of their own, by the release before.
+const RIGHTS_OF_30: &str = "
+    GRANT USAGE ON SCHEMA tenure TO app;
+    GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at, published_at,
+                  lane, priority, not_after, expires_as, group_id),
+          SELECT (id, queue, publish_at, published_at, dispatch, fencing_token, status) ON tenure.jobs TO app;
+    GRANT INSERT (at, job_id) ON tenure.job_expiries TO app;
+    GRANT INSERT (job_id, tag) ON tenure.job_tags TO app;
+    GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id) ON tenure.job_keys TO app;
+    GRANT SELECT (queue, max_queued) ON tenure.queues TO app;
+    GRANT EXECUTE ON FUNCTION tenure.enqueue TO app WITH GRANT OPTION;
+    GRANT EXECUTE ON FUNCTION tenure.enqueue_many, tenure.create_jobs, tenure.take_key TO app;";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_grants_and_objects_of_before_the_migration_go_on_after_it() {
+    let bench = bench_with_servers(|_| {}).await;
+    taken_over(&bench).await;
+    bench.execute("CREATE ROLE app LOGIN PASSWORD 'pw'").await;
+    for sql in [
+        RIGHTS_OF_30,
+        "CREATE VIEW public.calls AS SELECT tenure.enqueue('q', 'view', unique_key => 'v') AS job",
+        "CREATE TABLE public.orders (n int, job uuid DEFAULT tenure.enqueue('q', 'default'));
+         GRANT ALL ON public.orders, public.calls TO app",
+        "CREATE FUNCTION public.confirm(n int) RETURNS uuid LANGUAGE plpgsql AS $$
+         BEGIN RETURN tenure.enqueue('q', 'function', to_jsonb(n), max_attempts => 3); END $$",
+    ] {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&bench.pool).await.unwrap();
+    }
+    let (before, host) = bench.config.database_url.split_once('@').unwrap();
+    let url = format!("{}//app:pw@{host}", before.split_once("//").unwrap().0);
+    let mut app = PgConnection::connect(&url).await.unwrap();
+    // Six runs each, so that Postgres keeps a plan for all of them.
+    let prepared = [
+        ("by_place", "'q', 'place', '1', NULL, NULL, '1 s'::interval, 3, NULL"),
+        ("by_name", "'q', 'name', delay => '1 s', max_attempts => 3"),
+        ("two", "'q', 'two'"),
+    ];
+    for (name, arguments) in prepared {
+        run(&mut app, &format!("PREPARE {name} AS SELECT tenure.enqueue({arguments})")).await;
+    }
+    run(&mut app, r#"PREPARE many AS SELECT tenure.enqueue_many('[{"queue": "q", "kind": "many", "unique_key": "m"}]')"#)
+        .await;
+    let calls = [
+        "EXECUTE by_place",
+        "EXECUTE by_name",
+        "EXECUTE two",
+        "EXECUTE many",
+        "SELECT public.confirm(1)",
+        "SELECT * FROM public.calls",
+        "INSERT INTO public.orders (n) VALUES (1)",
+        "SELECT tenure.enqueue('q', 'text', '1', 'u', now(), NULL, 3, NULL)",
+        "SELECT tenure.enqueue('q', 'text', unique_key => 'u2', run_at => now())",
+    ];
+    for _ in 0..6 {
+        for call in calls {
+            run(&mut app, call).await;
+        }
+    }
+    let count = async || bench.count("tenure.jobs WHERE queue = 'q'").await;
+    // Five calls that create a job each time, and four whose key is then taken.
+    assert_eq!(count().await, 6 * 5 + 4);
+    // A transaction that has called it stays open over the migration's end: it only needs no lock that lasts.
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [31]);
+    for _ in 0..6 {
+        for call in calls {
+            run(&mut app, call).await;
+        }
+    }
+    assert_eq!(count().await, 12 * 5 + 4);
+    for arguments in ["lane => 'a'", "not_after => now()", "replace => 'a'", "tags => '{a}'"] {
+        run(&mut app, &format!("SELECT tenure.enqueue('q', 'k', {arguments})")).await;
+    }
+    let rights = "SELECT has_function_privilege('app', p.oid, 'EXECUTE WITH GRANT OPTION')
+                         AND NOT EXISTS (SELECT FROM aclexplode(p.proacl) a WHERE a.grantee = 0)
+                    FROM pg_proc p WHERE p.oid = to_regproc('tenure.enqueue')";
+    assert!(bench.value::<bool>(rights).await, "the rights stay, with the right to grant them");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_of_an_older_migration_is_refused() {
+    let bench = bench().await;
+    bench.execute("DELETE FROM tenure.migrations").await;
+    bench.execute("INSERT INTO tenure.migrations (version, name, checksum) VALUES (12, 'cells', '')").await;
+    let before = catalogue(&bench.pool).await;
+    let error = bench.tenure.migrate().await.unwrap_err();
+    assert!(matches!(error, MigrateError::TooOld { version: 12 }), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        "this database has version 12 of tenure's schema, and this program updates version 30 and later: run \
+         `tenure migrate` with the program built at commit ebf7e6a, then this one again; or use a fresh database"
+    );
+    assert!(catalogue(&bench.pool).await == before);
+    // Version 30 of somebody else.
+    bench
+        .execute("INSERT INTO tenure.migrations (version, name, checksum) VALUES (30, 'baseline', '')")
+        .await;
+    let error = bench.tenure.migrate().await.unwrap_err();
+    assert!(matches!(error, MigrateError::Changed { version: 30 }), "{error:?}");
+}
+
+/// Only that function: others keep their rows in the catalogue.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_whose_text_has_changed_is_applied_again() {
+    let bench = bench().await;
+    let before = catalogue(&bench.pool).await;
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [0_i64; 0]);
+    bench
+        .execute(
+            "CREATE OR REPLACE FUNCTION tenure.has_redrives() RETURNS boolean LANGUAGE sql STABLE \
+             AS 'SELECT false'",
+        )
+        .await;
+    bench.execute("UPDATE tenure.functions SET checksum = '' WHERE name = 'has_redrives'").await;
+    let written = "SELECT string_agg(p.xmin::text, ' ' ORDER BY p.proname) FROM pg_proc p
+                    WHERE p.pronamespace = 'tenure'::regnamespace AND p.proname <> 'has_redrives'";
+    let others: String = bench.value(written).await;
+    assert!(catalogue(&bench.pool).await != before);
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [0_i64; 0]);
+    assert!(catalogue(&bench.pool).await == before);
+    assert_eq!(bench.value::<String>(written).await, others);
+    // One that this program calls and the schema lacks.
+    bench.execute("DROP FUNCTION tenure.admit").await;
+    let health = Worker::builder(&bench.tenure)
+        .handle_any(KindOptions::new(), |_, _| async {})
+        .concurrency("q", 1)
+        .start()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !format!("{:?}", health.health()).contains("it lacks functions that this program calls, admit") {
+        assert!(Instant::now() < deadline, "{:?}", health.health());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    bench.tenure.migrate().await.unwrap();
+    bench.until_count("tenure.workers", 1).await;
+    health.stop();
+    health.wait().await.unwrap();
+    assert!(catalogue(&bench.pool).await == before);
+}
+
+/// Each function in its file, under its name; with bodies that fit the tables, which `migrate` does not check.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_function_stands_in_its_own_file_and_fits_the_schema() {
+    let bench = bench().await;
+    let known: BTreeSet<&str> = FUNCTIONS.iter().map(|(path, _)| *path).collect();
+    let folder = PathBuf::from(crate::harness::ROOT).join("migrations/functions");
+    let mut files = BTreeSet::new();
+    for subject in std::fs::read_dir(&folder).unwrap() {
+        for file in std::fs::read_dir(subject.unwrap().path()).unwrap() {
+            let path = file.unwrap().path().with_extension("");
+            files.insert(path.strip_prefix(&folder).unwrap().to_str().unwrap().to_owned());
+        }
+    }
+    assert_eq!(files.iter().map(String::as_str).collect::<BTreeSet<_>>(), known);
+    let names: Vec<&str> = FUNCTIONS.iter().map(|(path, _)| path.split_once('/').unwrap().1).collect();
+    let mut is: Vec<String> =
+        sqlx::query_scalar("SELECT proname::text FROM pg_proc WHERE pronamespace = 'tenure'::regnamespace")
+            .fetch_all(&bench.pool)
+            .await
+            .unwrap();
+    is.sort();
+    let mut sorted = names.clone();
+    sorted.sort_unstable();
+    assert_eq!(is, sorted, "two functions have one name, or a file is not applied");
+    for ((path, sql), name) in FUNCTIONS.iter().zip(names) {
+        let makes: Vec<_> = statements(sql);
+        assert!(sql.starts_with("-- "), "{path} does not open with its contract");
+        let creates = format!("create or replace function tenure.{name}(");
+        let rest: Vec<_> = makes.iter().filter(|sql| !sql.starts_with(&creates)).collect();
+        assert_eq!(makes.len() - rest.len(), 1, "{path} does not create {name}, once");
+        let further =
+            ["revoke all on function", "comment on function"].map(|act| format!("{act} tenure.{name}("));
+        assert!(rest.iter().all(|sql| further.iter().any(|act| sql.starts_with(act))), "{path}: {rest:?}");
+        let checked = format!("SET check_function_bodies = on; {sql}");
+        sqlx::raw_sql(AssertSqlSafe(checked))
+            .execute(&bench.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+}
+
+/// Where the roles of `postgres/roles.sql` exist, whatever changes the schema grants to them what they need.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_roles_get_their_grants_with_the_migration_that_changes_the_schema() {
+    let bench = bench_with_servers(|_| {}).await;
+    let rights = "SELECT string_agg(role || ' ' || has_schema_privilege(role, 'tenure', 'USAGE') || ' '
+                             || has_table_privilege(role, 'tenure.workers', 'UPDATE'), ', ' ORDER BY role)
+                    FROM unnest('{tenure_operator,tenure_producer,tenure_viewer,tenure_worker}'::text[]) AS role";
+    let granted = "tenure_operator true true, tenure_producer true false, tenure_viewer true false, \
+                   tenure_worker true true";
+    // Roles exist only once somebody has created them.
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [0_i64; 0]);
+    assert_eq!(bench.count("pg_roles WHERE rolname LIKE 'tenure\\_%'").await, 0);
+    for role in ["tenure_operator", "tenure_producer", "tenure_viewer", "tenure_worker"] {
+        bench.execute(&format!("CREATE ROLE {role}")).await;
+    }
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [0_i64; 0]);
+    assert_eq!(bench.value::<String>(rights).await, granted);
+    // A migration, or a function, that an older program has not granted yet.
+    bench.execute("REVOKE UPDATE ON tenure.workers FROM tenure_worker").await;
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [0_i64; 0]);
+    assert_ne!(bench.value::<String>(rights).await, granted, "what a person revoked stays revoked");
+    bench.execute("UPDATE tenure.functions SET checksum = '' WHERE name = 'admit'").await;
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [0_i64; 0]);
+    assert_eq!(bench.value::<String>(rights).await, granted);
+    // An owner who is no superuser, and may not create roles.
+    bench.execute("CREATE ROLE keeper LOGIN PASSWORD 'pw'").await;
+    bench.execute("GRANT CREATE ON DATABASE postgres TO keeper").await;
+    own_all(&bench, "keeper").await;
+    bench.execute("REVOKE UPDATE ON tenure.workers FROM tenure_worker").await;
+    bench.execute("UPDATE tenure.functions SET checksum = '' WHERE name = 'admit'").await;
+    let (before, host) = bench.config.database_url.split_once('@').unwrap();
+    let mut config = bench.config.clone();
+    config.database_url = format!("{}//keeper:pw@{host}", before.split_once("//").unwrap().0);
+    let keeper = tenure::Tenure::connect(&config).await.unwrap();
+    assert_eq!(keeper.migrate().await.unwrap(), [0_i64; 0]);
+    assert_eq!(bench.value::<String>(rights).await, granted);
+    keeper.close().await;
+}
+
+/// Makes a role the owner of the schema and of all that is in it.
+async fn own_all(bench: &Bench, role: &str) {
+    let relations: Vec<String> = sqlx::query_scalar(
+        "SELECT format('ALTER %s %s OWNER TO %I', CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
+                       oid::regclass, $1)
+           FROM pg_class WHERE relnamespace = 'tenure'::regnamespace AND relkind IN ('r', 'p', 'v')
+          UNION ALL
+         SELECT format('ALTER FUNCTION %s OWNER TO %I', oid::regprocedure, $1)
+           FROM pg_proc WHERE pronamespace = 'tenure'::regnamespace
+          UNION ALL
+         SELECT format('ALTER SCHEMA tenure OWNER TO %I', $1)",
+    )
+    .bind(role)
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    for sql in relations {
+        bench.execute(&sql).await;
+    }
 }
 
 async fn apply_next(bench: &Bench) -> Result<Vec<i64>, MigrateError> {
@@ -234,13 +517,13 @@ async fn a_migration_that_never_gets_its_lock_says_who_holds_it() {
     let text = error.to_string();
     assert!(text.contains(&format!("pid {pid} (tenure")) && text.contains("idle in transaction"), "{text}");
     assert!(asked_at.elapsed() < Duration::from_secs(20), "{:?}", asked_at.elapsed());
-    // The migrations before it stay; the failed one leaves nothing, and no statement waits any more.
-    let ledger = bench
-        .text(&format!("SELECT version FROM tenure.migrations WHERE version >= {}", NEXT_VERSION - 1))
-        .await;
-    assert_eq!(ledger, format!("({})", NEXT_VERSION - 1));
+    // All of it or nothing, and no statement waits any more.
+    assert_eq!(bench.count(&format!("tenure.migrations WHERE version >= {}", NEXT_VERSION - 1)).await, 0);
     assert!(bench.value::<bool>("SELECT to_regclass('tenure.next') IS NULL").await);
     bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap();
     sqlx::query("COMMIT").execute(&mut reader).await.unwrap();
-    assert_eq!(bench.tenure.migrate_with(&migrations, Duration::from_secs(2)).await.unwrap(), [NEXT_VERSION]);
+    assert_eq!(
+        bench.tenure.migrate_with(&migrations, Duration::from_secs(2)).await.unwrap(),
+        [NEXT_VERSION - 1, NEXT_VERSION]
+    );
 }

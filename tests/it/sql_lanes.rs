@@ -11,7 +11,7 @@ use tenure::{JobId, JobRequest, KindOptions, OnExpiry, Outcome, Worker, lanes::L
 use uuid::Uuid;
 
 use crate::{
-    harness::{Bench, ROOT, Running, bench, bench_with_servers, statement},
+    harness::{Bench, Running, bench, bench_with_servers, statement},
     sql::{LEVELS, begin, claimed, refusal, refused, run},
 };
 
@@ -441,133 +441,6 @@ async fn a_job_that_is_unique_while_live_holds_its_key_until_it_ends() {
     bench.until_count(&format!("tenure.dead_letter_jobs WHERE id = '{second}'"), 1).await;
     worker.stop().await;
     assert_ne!(bench.value::<Uuid>(call).await, second);
-}
-
-/// The migrations of the files up to a number, as the ledger knows them.
-fn migrations(until: i64) -> Vec<(i64, &'static str, &'static str)> {
-    let folder = std::path::PathBuf::from(ROOT).join("migrations");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| {
-            let path = entry.unwrap().path();
-            let (version, name) = path.file_stem().unwrap().to_str().unwrap().split_once('_').unwrap();
-            let text = std::fs::read_to_string(&path).unwrap().leak();
-            (version.parse::<i64>().unwrap(), &*name.to_owned().leak(), &*text)
-        })
-        .filter(|(version, ..)| *version <= until)
-        .collect();
-    files.sort_unstable();
-    files
-}
-
-/// The rights of a producer by the release before.
-const OLDER_RIGHTS: &str = "
-    GRANT USAGE ON SCHEMA tenure TO app;
-    GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch, publish_at, published_at),
-          SELECT (id, queue, publish_at, published_at, dispatch, fencing_token, status) ON tenure.jobs TO app;
-    GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id) ON tenure.job_keys TO app;
-    GRANT SELECT (queue, max_queued) ON tenure.queues TO app;
-    GRANT EXECUTE ON FUNCTION tenure.enqueue(text, text, jsonb, text, timestamptz, interval, int, text) TO app
-        WITH GRANT OPTION;
-    GRANT EXECUTE ON FUNCTION tenure.enqueue_many(jsonb),
-          tenure.insert_jobs(text[], text[], jsonb[], text[], timestamptz[], int[], text[]) TO app;";
-
-#[tokio::test(flavor = "multi_thread")]
-async fn calls_grants_and_objects_of_before_the_migration_go_on_after_it() {
-    let bench = bench_with_servers(|_| {}).await;
-    bench.execute("CREATE DATABASE fresh").await;
-    bench.execute("CREATE ROLE app LOGIN PASSWORD 'pw'").await;
-    let mut config = bench.config.clone();
-    config.database_url = bench.own.as_ref().unwrap().postgres.url_of("fresh");
-    let tenure = tenure::Tenure::connect(&config).await.unwrap();
-    tenure.migrate_with(&migrations(14), Duration::from_secs(60)).await.unwrap();
-    let owner = PgPool::connect(&config.database_url).await.unwrap();
-    for sql in [
-        OLDER_RIGHTS,
-        "CREATE VIEW public.calls AS SELECT tenure.enqueue('q', 'view', unique_key => 'v') AS job",
-        "CREATE TABLE public.orders (n int, job uuid DEFAULT tenure.enqueue('q', 'default'));
-         GRANT ALL ON public.orders, public.calls TO app",
-        "CREATE FUNCTION public.confirm(n int) RETURNS uuid LANGUAGE plpgsql AS $$
-         BEGIN RETURN tenure.enqueue('q', 'function', to_jsonb(n), max_attempts => 3); END $$",
-    ] {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&owner).await.unwrap();
-    }
-    let (before, host) = config.database_url.split_once('@').unwrap();
-    let url = format!("{}//app:pw@{host}", before.split_once("//").unwrap().0);
-    let mut app = PgConnection::connect(&url).await.unwrap();
-    // Six runs each, so that Postgres keeps a plan for all of them.
-    let prepared = [
-        ("by_place", "'q', 'place', '1', NULL, NULL, '1 s'::interval, 3, NULL"),
-        ("by_name", "'q', 'name', delay => '1 s', max_attempts => 3"),
-        ("two", "'q', 'two'"),
-    ];
-    for (name, arguments) in prepared {
-        run(&mut app, &format!("PREPARE {name} AS SELECT tenure.enqueue({arguments})")).await;
-    }
-    run(&mut app, r#"PREPARE many AS SELECT tenure.enqueue_many('[{"queue": "q", "kind": "many", "unique_key": "m"}]')"#)
-        .await;
-    let calls = [
-        "EXECUTE by_place",
-        "EXECUTE by_name",
-        "EXECUTE two",
-        "EXECUTE many",
-        "SELECT public.confirm(1)",
-        "SELECT * FROM public.calls",
-        "INSERT INTO public.orders (n) VALUES (1)",
-        "SELECT tenure.enqueue('q', 'text', '1', 'u', now(), NULL, 3, NULL)",
-        "SELECT tenure.enqueue('q', 'text', unique_key => 'u2', run_at => now())",
-    ];
-    for _ in 0..6 {
-        for call in calls {
-            run(&mut app, call).await;
-        }
-    }
-    let count = async || -> i64 {
-        sqlx::query_scalar("SELECT count(*) FROM tenure.jobs").fetch_one(&owner).await.unwrap()
-    };
-    // Five calls that create a job each time, and four whose key is then taken.
-    assert_eq!(count().await, 6 * 5 + 4);
-    // A transaction that has called it stays open over the migration's end: it only needs no lock that lasts.
-    tenure.migrate().await.unwrap();
-    for _ in 0..6 {
-        for call in calls {
-            run(&mut app, call).await;
-        }
-    }
-    assert_eq!(count().await, 12 * 5 + 4);
-    // The rights passed on, with the right to grant them; PUBLIC has none.
-    let rights: Vec<(String, bool, bool)> = sqlx::query_as(
-        "SELECT p.proname::text, has_function_privilege('app', p.oid, 'EXECUTE WITH GRANT OPTION'),
-                EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee = 0)
-           FROM pg_proc p WHERE p.pronamespace = 'tenure'::regnamespace
-            AND p.proname IN ('enqueue', 'create_jobs', 'enqueue_8') AND has_function_privilege('app', p.oid, 'EXECUTE')
-          ORDER BY 1",
-    )
-    .fetch_all(&owner)
-    .await
-    .unwrap();
-    let named = |name: &str, grants| (name.to_owned(), grants, false);
-    assert_eq!(rights, [named("create_jobs", false), named("enqueue", true), named("enqueue_8", true)]);
-    let helpers: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_proc WHERE proname = 'pass_rights'")
-        .fetch_one(&owner)
-        .await
-        .unwrap();
-    assert_eq!(helpers, 0);
-    // What is new needs postgres/roles.sql.
-    for (arguments, what) in [
-        ("lane => 'a'", "permission denied for table jobs"),
-        ("not_after => now()", "permission denied for table job_expiries"),
-        ("replace => 'a'", "permission denied for function take_key"),
-    ] {
-        let said = refused(&mut app, &format!("SELECT tenure.enqueue('q', 'k', {arguments})")).await;
-        assert_eq!((said.code.as_str(), said.message.as_str()), ("42501", what));
-    }
-    sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&owner).await.unwrap();
-    sqlx::query("GRANT tenure_producer TO app").execute(&owner).await.unwrap();
-    for arguments in ["lane => 'a'", "not_after => now()", "replace => 'a'"] {
-        run(&mut app, &format!("SELECT tenure.enqueue('q', 'k', {arguments})")).await;
-    }
-    tenure.close().await;
 }
 
 /// The two functions that run with the owner's rights give a producer no power over jobs that it did not enqueue so.

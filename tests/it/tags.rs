@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::AssertSqlSafe;
 use tenure::{
     JobContext, JobError, JobId, JobRequest, KindOptions, Status, Worker,
     rows::{DeadFilter, JobFilter},
@@ -13,7 +13,7 @@ use tenure::{
 
 use crate::{
     dashboard::Dashboard,
-    harness::{Bench, Child, Running, ask, bench, bench_with_servers, free_address},
+    harness::{Bench, Child, Running, ask, bench, free_address},
 };
 
 fn job(n: u32) -> JobRequest {
@@ -278,34 +278,6 @@ async fn bad_tags_are_refused_with_what_was_wrong_and_nothing_is_enqueued() {
         tenure::schedules::Schedule::new("daily", "0 3 * * *", JobRequest::new("q", "k", json!(1)).tag("a"));
     let error = bench.tenure.put_schedule(tick).await.unwrap_err().to_string();
     assert!(error.contains("a tag is a, but must be left out"), "{error}");
-}
-
-/// The roles that could enqueue and read before the migration can after it, before postgres/roles.sql is run again.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_migration_gives_rights_to_tags_to_the_roles_that_have_them_to_jobs() {
-    let bench = bench_with_servers(|_| {}).await;
-    let mut owner = PgConnection::connect(&bench.config.database_url).await.unwrap();
-    sqlx::raw_sql(include_str!("../../postgres/roles.sql")).execute(&mut owner).await.unwrap();
-    for role in ["tenure_producer", "tenure_worker", "tenure_operator", "tenure_viewer"] {
-        bench.execute(&format!("REVOKE ALL ON tenure.job_tags FROM {role}")).await;
-    }
-    bench.execute("REVOKE ALL (job_id, tag) ON tenure.job_tags FROM tenure_producer").await;
-    let migration = include_str!("../../migrations/0024_tags.sql");
-    let (begin, end) =
-        ("CREATE FUNCTION tenure.pass_rights_to_tags", "DROP FUNCTION tenure.pass_rights_to_tags();");
-    let (_, rest) = migration.split_once(begin).unwrap();
-    let (passes, _) = rest.split_once(end).unwrap();
-    sqlx::raw_sql(AssertSqlSafe(format!("{begin}{passes}{end}"))).execute(&mut owner).await.unwrap();
-    let may = "SELECT string_agg(r || ' ' || has_table_privilege(r, 'tenure.job_tags', 'INSERT')
-                                   || ' ' || has_table_privilege(r, 'tenure.job_tags', 'SELECT')
-                                   || ' ' || has_table_privilege(r, 'tenure.job_tags', 'DELETE'), ', ' ORDER BY n)
-                 FROM unnest('{tenure_producer,tenure_worker,tenure_operator,tenure_viewer}'::text[])
-                      WITH ORDINALITY AS u(r, n)";
-    assert_eq!(
-        bench.value::<String>(may).await,
-        "tenure_producer true false false, tenure_worker true true false, tenure_operator true true true, \
-         tenure_viewer false true false"
-    );
 }
 
 /// Waits until a worker shows all of these lines, and returns its metrics.

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tenure::internals::FUNCTIONS;
+
 /// The rooms of the library, in layers, the lowest first. A room uses those below it, never its own layer or above.
 const LIBRARY: &[&[&str]] = &[
     &["job", "proof", "dev"],
@@ -176,7 +178,7 @@ fn no_sql_is_built_from_input() {
         "store/call/transaction.rs: let answer = self.deadline(held.connection.begin_with(AssertSqlSafe(isolation.begin(idle)))).await;",
         // The files under migrations/.
         "store/migrate.rs: raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut connection).await?;",
-        "store/migrate.rs: raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut *transaction).await.map_err(failed)?;",
+        "store/migrate.rs: let done = raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(transaction).await;",
         // Databases of tests, whose names `testing` makes up.
         "store/testing.rs: self.rows(query(AssertSqlSafe(create))).await.map(drop)",
         "store/testing.rs: self.rows(query(AssertSqlSafe(drop_it))).await.map(drop)",
@@ -248,4 +250,80 @@ fn every_invariant_that_a_module_names_has_its_test() {
             );
         }
     }
+}
+
+/// SQL as Rust: a reader finds the text of a function in its file, and sees it whole.
+#[test]
+fn sql_has_short_functions_and_short_lines() {
+    for (path, sql) in FUNCTIONS {
+        let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("--");
+        let (_, function) = sql.split_once("CREATE OR REPLACE FUNCTION").unwrap();
+        let (function, _) = function.rsplit_once("$$;").unwrap();
+        let lines = function.lines().filter(is_code).count();
+        assert!(lines <= 80, "{path} has {lines} lines of code, more than 80");
+    }
+    for (path, text) in files(&root().join("migrations")) {
+        let long = text.lines().position(|line| line.chars().count() > 120).map(|at| at + 1);
+        assert_eq!(long, None, "{path}: a line of more than 120 characters");
+    }
+}
+
+/// Files of a user's own that a page tells them to make, or of what they install.
+const OTHERS_FILES: &[&str] = &[
+    "clients/node/dist",
+    "greeter.mjs",
+    "greeter.py",
+    "nats.go",
+    "schema/compose-spec.json",
+    "tenure.toml",
+    "migrations/NNNN_name.sql",
+];
+
+/// A path in backticks is that of a file, or its end: `store/mod.rs`.
+#[test]
+fn every_path_on_a_page_is_that_of_a_file() {
+    let known = files(&root());
+    let is_known = |path: &str| {
+        known.keys().any(|file| file == path || format!("/{file}").ends_with(&format!("/{path}")))
+    };
+    let is_folder = |path: &str| known.keys().any(|file| format!("/{file}").contains(&format!("/{path}/")));
+    let mut seen = 0;
+    for (page, text) in known.iter().filter(|(path, _)| path.ends_with(".md") && *path != "CHANGELOG.md") {
+        let prose: String = text.split("\n```").step_by(2).collect();
+        for path in prose.split('`').skip(1).step_by(2) {
+            let is_plain = path.chars().all(|c| c.is_alphanumeric() || "_./-".contains(c));
+            let kind = path.rsplit_once('.').map_or("", |(_, kind)| kind);
+            let is_file = ["conf", "go", "json", "md", "mjs", "py", "rs", "sh", "sql", "toml", "yaml", "yml"]
+                .contains(&kind);
+            let top = path.split('/').next().unwrap_or_default();
+            let is_inside =
+                path.contains('/') && known.keys().any(|file| file.starts_with(&format!("{top}/")));
+            if !is_plain || !(is_file || is_inside) || path.starts_with('/') || OTHERS_FILES.contains(&path) {
+                continue;
+            }
+            let path = path.trim_start_matches("./").trim_start_matches("../").trim_end_matches('/');
+            assert!(is_known(path) || is_folder(path), "{page} names {path}, which is no file");
+            seen += 1;
+        }
+    }
+    assert!(seen > 150, "{seen} paths");
+}
+
+/// The text files of the repository below a folder, by their path in it.
+fn files(folder: &Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if ![".git", ".tools", "node_modules", "target", "dist", "__pycache__"].contains(&name.as_str()) {
+                found.extend(files(&path));
+            }
+        } else {
+            let bytes = fs::read(&path).unwrap_or_default();
+            let inside = path.strip_prefix(root()).unwrap_or(&path).to_string_lossy().into_owned();
+            found.insert(inside, String::from_utf8(bytes).unwrap_or_default());
+        }
+    }
+    found
 }

@@ -224,6 +224,7 @@ fn describe(holder: &Holder) -> String {
 /// Checks that this program can use the schema. Also returns whether the jobs can be checked.
 fn schema(schema: Result<Schema, StoreError>, needs: i64) -> (Check, Result<(), String>) {
     let unfit = Err("the schema is missing or too old".into());
+    let lacks = schema.as_ref().map(|schema| schema.lacks.join(", ")).unwrap_or_default();
     match schema.map(|schema| (schema.version, schema.breaks_before)) {
         Ok((is, breaks_before)) if breaks_before > needs => {
             let found = format!(
@@ -234,6 +235,10 @@ fn schema(schema: Result<Schema, StoreError>, needs: i64) -> (Check, Result<(), 
         }
         Ok((is, _)) if is < needs => {
             let found = format!("version {is}, but this program needs {needs}");
+            (Check::wrong("schema", found).advise("run `tenure migrate`"), unfit)
+        }
+        Ok((is, _)) if !lacks.is_empty() => {
+            let found = format!("version {is}, which lacks functions that this program calls: {lacks}");
             (Check::wrong("schema", found).advise("run `tenure migrate`"), unfit)
         }
         Ok((is, _)) if is > needs => {
@@ -268,8 +273,8 @@ fn rights(seen: &[RightsSeen], role: &str) -> Check {
     if let Some(meant) = meant.filter(|of| !of.lacks.is_empty()) {
         let found = format!("{role} is in tenure_{}, but lacks {}", meant.role, some_of(&meant.lacks));
         return Check::wrong("rights", found).advise(format!(
-            "run postgres/roles.sql again, as the owner of the schema, after each `tenure migrate`; and let {role} \
-             inherit"
+            "run postgres/roles.sql as the owner of the schema, as `tenure migrate` does with each change of it; and let \
+             {role} inherit"
         ));
     }
     if equal_to.is_empty() {
@@ -391,12 +396,14 @@ mod tests {
             let (checked, is_fit) = schema(version, 4);
             (checked.state, is_fit.is_ok())
         };
-        let is = |version, breaks_before| Ok(Schema { version, breaks_before });
+        let is = |version, breaks_before| Ok(Schema { version, breaks_before, lacks: Vec::new() });
         assert_eq!(state(is(4, 0)), (CheckState::Ok, true));
         assert_eq!(state(is(3, 0)), (CheckState::Wrong, false));
         assert_eq!(state(is(5, 0)), (CheckState::Warning, true));
         assert_eq!(state(is(5, 4)), (CheckState::Warning, true));
         assert_eq!(state(is(6, 5)), (CheckState::Wrong, false));
+        let lacks = Schema { version: 4, breaks_before: 0, lacks: vec!["admit".into()] };
+        assert_eq!(state(Ok(lacks)), (CheckState::Wrong, false));
         let missing = StoreError::NotMigrated(Arc::new(sqlx::Error::RowNotFound));
         assert_eq!(state(Err(missing)), (CheckState::Wrong, false));
         let away = StoreError::Unavailable(Arc::new(sqlx::Error::PoolTimedOut));

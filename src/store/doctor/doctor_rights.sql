@@ -108,7 +108,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     SELECT role, 'EXECUTE on ' || function.name
       FROM (SELECT role, name
               FROM unnest('{producer,worker,operator}'::text[]) AS role,
-                   unnest('{enqueue,enqueue_many,create_jobs,insert_jobs,take_key,admit,link_jobs,add_followers,
+                   unnest('{enqueue,enqueue_many,create_jobs,take_key,admit,link_jobs,add_followers,
                            signal,jobs_per_message}'::text[]) AS name
              UNION ALL
             SELECT role, name

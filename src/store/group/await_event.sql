@@ -2,5 +2,5 @@
 --
 --   $1 job id  $2 token  $3 claim id  $4 the event's name  $5 how long the job waits for it, in seconds, or NULL
 --
--- See tenure.await_event in migrations/0030_early_events.sql.
+-- See migrations/functions/waits/await_event.sql.
 SELECT answer, payload, left_s FROM tenure.await_event($1, $2, $3, $4, $5::float8 * interval '1 second')

@@ -3,7 +3,7 @@
 --   $1 ids  $2 who acts: by what, and the name
 --
 -- After cancel.sql has found no row of them. One that comes back meanwhile is live then: cancel it.
--- See tenure.keep_cancelled in migrations/0030_early_events.sql.
+-- See migrations/functions/groups/keep_cancelled.sql.
 INSERT INTO tenure.audit (via, actor, act, queue, subject, jobs)
 SELECT ($2::text[])[1], ($2::text[])[2], 'cancel', CASE WHEN min(h.queue) = max(h.queue) THEN min(h.queue) END,
        CASE WHEN count(*) = 1 THEN min(k.id::text) END, count(*)

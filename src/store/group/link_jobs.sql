@@ -2,5 +2,5 @@
 --
 --   $1 the jobs to wait for  $2 those that wait  $3 the group
 --
--- In this order a follower sees the outputs. See tenure.link_jobs in migrations/0018_groups.sql.
+-- In this order a follower sees the outputs. See migrations/functions/groups/link_jobs.sql.
 SELECT tenure.link_jobs($1, $2, $3)

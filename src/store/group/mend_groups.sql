@@ -2,5 +2,5 @@
 --
 --   $1 after this follower  $2 how many followers
 --
--- The last follower that was looked at; NULL: there are no more. See tenure.mend_groups in migrations/0026_settled_edges.sql.
+-- The last follower that was looked at; NULL: there are no more. See migrations/functions/groups/mend_groups.sql.
 SELECT tenure.mend_groups($1, $2) AS last

@@ -2,6 +2,5 @@
 --
 --   $1 the most notes
 --
--- A last row without an id: there is more to do. See tenure.release_followers in migrations/0026_settled_edges.sql;
--- its text is in migrations/0029_lean_ends.sql.
+-- A last row without an id: there is more to do. See migrations/functions/groups/release_followers.sql.
 SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM tenure.release_followers($1)

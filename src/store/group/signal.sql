@@ -2,5 +2,5 @@
 --
 --   $1 job id  $2 the event's name  $3 its payload (JSON text)
 --
--- See tenure.signal in migrations/0030_early_events.sql.
+-- See migrations/functions/waits/signal.sql.
 SELECT tenure.signal($1, $2, $3::jsonb) AS answer

@@ -7,20 +7,22 @@
 --       committed), 'message' (the message exists already: a submission)
 --   $14 how long to wait for another transaction that is about to insert one of the keys, for example
 --       '100ms'; NULL: the session's limit, as in a user's transaction
---   $15 rarer options (a JSON object, as text) or NULL: lane, priority, not_after, expires_as, tags (an array
+--   $15 rarer options (a JSON object, as text) or NULL: lane, priority, not_after, expires_as, group_id, tags (an array
 --       without duplicates), lasting_key with key_while ('queued', 'live' or 'replace': see tenure.take_key) and longest_s
 --
--- One row a created job. has_message is false for a job that is held in its lane, too. The key of an id without a row is taken; held_keys.sql names its holder. That is a
--- second statement because this one's snapshot may be older than the insert that won.
+-- A job that waits for others is due at a time that never comes: see tenure.release_followers.
+-- One row a created job. has_message is false for a job that is held in its lane, too. The key of an id without a row is
+-- taken; held_keys.sql names its holder. That is a second statement because this one's snapshot may be older than the
+-- insert that won.
 -- Only the statement that inserted the key creates the job: the job's row may be gone long before its
 -- last message is. Keys are inserted in order, or two producers with the same keys would deadlock.
 -- Made of parts: `scripts/statement enqueue` prints it whole.
 -- include job/parts/enqueue_fresh.sql
 INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context,
-                         dispatch, publish_at, published_at, lane, priority, not_after, expires_as)
+                         dispatch, publish_at, published_at, lane, priority, not_after, expires_as, group_id)
 SELECT id, queue, kind, payload::jsonb, max_attempts, due_at, trace_context,
        CASE WHEN has_message AND told = 'ticket' THEN 1 ELSE 0 END,
        CASE WHEN NOT has_message THEN due_at END,
-       CASE WHEN has_message THEN clock_timestamp() END, lane, priority, not_after, expires_as
+       CASE WHEN has_message THEN clock_timestamp() END, lane, priority, not_after, expires_as, group_id
   FROM fresh
 RETURNING id, published_at IS NOT NULL AS has_message

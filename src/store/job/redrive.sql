@@ -3,7 +3,7 @@
 --   $1 ids  $2 who acts: by what, and the name
 --
 -- One row a redriven job. What that means for its attempts, its token and its group: `tenure.redrive` in
--- migrations/0020_calm.sql.
+-- migrations/functions/redrives/redrive.sql.
 WITH redriven AS MATERIALIZED (
     SELECT id FROM tenure.redrive($1) AS id
 ), acted AS MATERIALIZED (

@@ -4,7 +4,7 @@
 --   $7 whether lanes take turns  $8 whether lanes are ordered  $9 how long to wait for each lock, for example '300ms'
 --   $10 who acts: by what, and the name
 --
--- See tenure.put_lanes in migrations/0015_lanes.sql.
+-- See migrations/functions/lanes/put_lanes.sql.
 WITH before AS MATERIALIZED (
     SELECT running, rate, burst, queue_rate, queue_burst, turns, ordered FROM tenure.lane_settings
      WHERE queue = $1 AND removed_at IS NULL

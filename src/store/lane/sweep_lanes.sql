@@ -2,5 +2,5 @@
 --
 --   $1 row limit
 --
--- See tenure.sweep_lanes in migrations/0015_lanes.sql.
+-- See migrations/functions/lanes/sweep_lanes.sql.
 SELECT tenure.sweep_lanes($1) AS lanes

@@ -3,5 +3,5 @@
 --   $1 the most jobs of each queue  $2 whether to look for slots whose jobs ended unseen
 --
 -- A last row without an id: there is more to do.
--- See tenure.tend_lanes in migrations/0015_lanes.sql.
+-- See migrations/functions/lanes/tend_lanes.sql.
 SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM tenure.tend_lanes($1, $2)

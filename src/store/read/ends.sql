@@ -6,7 +6,7 @@
 --   $9 the time of snapshot $1 if the server has started anew since, or NULL: a crash, or a failover, may give the number
 --      of a transaction to another one, which ends later
 --
--- A row of before migration 13 has no number, and a row of another server may have one that this server has not reached:
+-- A row without a number was written by a program that knew none, and a row of another server may have one that this server has not reached:
 -- such rows are read without a snapshot $1 only.
 -- Two scans by time, of the history and of the dead letters. A dead letter that is redriven, and a job that retention
 -- has removed, are not found any more.

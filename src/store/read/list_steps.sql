@@ -3,7 +3,7 @@
 --   $1 id  $2 row limit
 --
 -- An event stands under its name once a wait has found it, and before that under another (tenure.signal in
--- migrations/0030_early_events.sql).
+-- migrations/functions/waits/await_event.sql).
 SELECT * FROM (
     SELECT ltrim(key, E'\x01') AS key, coalesce(step_kind, 'effect') AS step, fencing_token, began_at, created_at, wakes_at
       FROM tenure.effects

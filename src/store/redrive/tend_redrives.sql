@@ -1,4 +1,4 @@
--- tend_redrives: goes on with the calm redrives that are open: migrations/0020_calm.sql.
+-- tend_redrives: goes on with the calm redrives that are open: migrations/functions/redrives/tend_redrives.sql.
 --
 --   $1 the most jobs of each redrive
 --

@@ -1,7 +1,12 @@
--- schema_version: the newest migration applied, and the oldest that a program must know to work with the schema.
+-- schema_version: the newest migration applied, the oldest that a program must know to work with the schema, and the
+-- functions that the schema lacks.
 --
--- breaks_before: set by a migration that takes something away. Read as JSON: a schema older than migration 5 has no
--- such column, and must not look like a missing schema.
+--   $1 the functions that this program calls
+--
+-- breaks_before: set by a migration that takes something away.
 SELECT coalesce(max(m.version), 0) AS version,
-       coalesce(max((to_jsonb(m) ->> 'breaks_before')::bigint), 0) AS breaks_before
+       coalesce(max(m.breaks_before), 0) AS breaks_before,
+       ARRAY(SELECT n.name FROM unnest($1::text[]) AS n(name)
+              WHERE NOT EXISTS (SELECT FROM pg_proc p
+                                 WHERE p.pronamespace = 'tenure'::regnamespace AND p.proname = n.name)) AS lacks
   FROM tenure.migrations m

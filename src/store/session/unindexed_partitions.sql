@@ -1,6 +1,6 @@
 -- unindexed_partitions: the partitions of the history without an index of ends, and the statements that build each one.
 --
--- No row before migration 13. An index that an earlier try left unfinished is dropped first.
+-- An index that an earlier try left unfinished is dropped first.
 SELECT format('DROP INDEX CONCURRENTLY IF EXISTS tenure.%I', c.relname || '_by_end') AS drop_it,
        format('CREATE INDEX CONCURRENTLY %I ON tenure.%I USING brin (finished_at) '
               'WITH (pages_per_range = 512, autosummarize = on)', c.relname || '_by_end', c.relname) AS create_it,

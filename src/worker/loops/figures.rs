@@ -1,12 +1,6 @@
 //! Figures: reports rates and counts, for people.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
@@ -45,8 +39,6 @@ impl Report {
     /// Adds this worker's counts to the fleet's rates of this minute. A report that fails is dropped: rates are for
     /// people, and Postgres may have counted a report whose answer was lost.
     pub(crate) async fn now(&self) {
-        // Warn once: no job is affected.
-        static TOLD: AtomicBool = AtomicBool::new(false);
         let done: Vec<_> = (self.queues.measures.iter())
             .filter_map(|(queue, of)| of.rates.take().map(|done| (queue.as_str(), done)))
             .collect();
@@ -54,17 +46,8 @@ impl Report {
             return;
         }
         if let Err(error) = self.store.report(&done).await {
-            let is_news = error.is_denied() && !TOLD.swap(true, Ordering::Relaxed);
             let error = JobError::from(error).text();
-            if is_news {
-                tracing::warn!(
-                    error,
-                    "the dashboard's rates lack this worker: run postgres/roles.sql again, so that its role may write \
-                    tenure.activity"
-                );
-            } else {
-                tracing::debug!(error, "could not report the rates; the dashboard lacks them");
-            }
+            tracing::debug!(error, "could not report the rates; the dashboard lacks them");
         }
     }
 }

@@ -36,7 +36,6 @@ impl Work for TakeTurns {
 
     async fn run(self) {
         let Turns { every, lasts, .. } = *self.turns;
-        let mut was_denied = false;
         loop {
             let wanted = self.turns_that_fit();
             let mut wait = every;
@@ -50,17 +49,6 @@ impl Work for TakeTurns {
                         if self.turns.take_over(&told, asked_at + lasts) {
                             self.nats.announce_settings().await;
                         }
-                    }
-                    // No worker with this role can take turns: each does all of the work, as releases older than this
-                    // schema do.
-                    Err(error) if error.is_denied() => {
-                        if !std::mem::replace(&mut was_denied, true) {
-                            tracing::warn!(
-                                "this worker cannot take turns with others, and does all of the fleet's work: run \
-                                postgres/roles.sql again, so that its role may write tenure.turns"
-                            );
-                        }
-                        self.turns.take_all(&wanted, asked_at + lasts);
                     }
                     Err(error) => tracing::debug!(%error, "could not ask for turns; the worker will retry"),
                 }

@@ -322,15 +322,15 @@ async fn a_worker_works_on_a_newer_schema_and_waits_for_an_older_one_to_be_migra
     working.stop().await;
     bench
         .execute(
-            "CREATE TABLE public.applied AS SELECT * FROM tenure.migrations WHERE version BETWEEN 3 AND 98",
+            "CREATE TABLE public.applied AS SELECT * FROM tenure.migrations WHERE version BETWEEN 31 AND 98",
         )
         .await;
-    bench.execute("DELETE FROM tenure.migrations WHERE version >= 3").await;
+    bench.execute("DELETE FROM tenure.migrations WHERE version >= 31").await;
     let waiting = worker(&bench.tenure, 2);
     let health = waiting.health();
     let working = Running::start(waiting);
     let until = Instant::now() + Duration::from_secs(30);
-    while !health.ready().is_err_and(|why| why.iter().any(|line| line.contains("it is at version 2"))) {
+    while !health.ready().is_err_and(|why| why.iter().any(|line| line.contains("it is at version 30"))) {
         assert!(Instant::now() < until, "{:?}", health.ready());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -1,6 +1,4 @@
 //! Harness: real servers for one run of the tests, a database and a stream for each test.
-//!
-//! The servers start on free ports with the first test and end with this process, even if it is killed.
 
 /// The folder of the repository. The tests belong to the program's crate, one below it.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -8,15 +6,13 @@ pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 mod counters;
 mod http;
 mod proxy;
+mod servers;
 mod worker;
 
 use std::{
     path::PathBuf,
     process::Stdio,
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
@@ -28,14 +24,9 @@ use tenure::{Config, JobId, Tenure, dev::Servers};
 pub use counters::counted;
 pub use http::{Answer, ask, free_address};
 pub use proxy::Proxy;
+pub use servers::run_folder;
 pub use worker::{Child, Running, until_file};
 
-struct Shared {
-    servers: Servers,
-    folder: PathBuf,
-}
-
-static SHARED: OnceLock<Shared> = OnceLock::new();
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// The text of a statement of the library.
@@ -61,53 +52,6 @@ pub fn docs_hold(page: &str, (begin, end): (&str, &str), table: &str, test: &str
     );
 }
 
-/// The folder of this run.
-pub fn run_folder() -> PathBuf {
-    std::env::temp_dir().join(format!("tenure-it-{}", std::process::id()))
-}
-
-fn shared() -> &'static Shared {
-    SHARED.get_or_init(|| {
-        counters::install();
-        // It may take minutes: no test waits for it.
-        std::thread::spawn(sweep);
-        let folder = run_folder();
-        std::fs::create_dir_all(&folder).unwrap();
-        let postgres = tenure::dev::Postgres::start(&folder.join("postgres"), false).unwrap();
-        let nats = tenure::dev::Nats::start(&folder.join("nats")).unwrap();
-        let servers = Servers { postgres, nats };
-        let config = Config::new(servers.postgres.url_of("template_tenure"), servers.nats.url());
-        let url = servers.postgres.url();
-        // A separate runtime: the first caller's ends with its test.
-        std::thread::spawn(move || {
-            tokio::runtime::Runtime::new().unwrap().block_on(async {
-                let pool = PgPool::connect(&url).await.unwrap();
-                sqlx::query("CREATE DATABASE template_tenure").execute(&pool).await.unwrap();
-                pool.close().await;
-                let tenure = Tenure::connect(&config).await.unwrap();
-                assert_eq!(tenure.migrate().await.unwrap().len(), 30);
-                tenure.close().await;
-            });
-        })
-        .join()
-        .unwrap();
-        Shared { servers, folder }
-    })
-}
-
-/// Removes the remains of killed runs.
-fn sweep() {
-    for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = name.strip_prefix("tenure-it-").and_then(|pid| pid.parse::<i32>().ok());
-        if let Some(pid) = pid
-            && !std::path::Path::new(&format!("/proc/{pid}")).exists()
-        {
-            std::fs::remove_dir_all(entry.path()).ok();
-        }
-    }
-}
-
 /// The world of one test.
 pub struct Bench {
     pub config: Config,
@@ -116,6 +60,7 @@ pub struct Bench {
     pub js: jetstream::Context,
     /// Servers of this test alone, if it needs them.
     pub own: Option<Servers>,
+    _database: Option<servers::Database>,
 }
 
 /// A world with the shared servers.
@@ -125,47 +70,38 @@ pub async fn bench() -> Bench {
 
 /// [`bench`] with other settings.
 pub async fn bench_with(change: impl FnOnce(&mut Config)) -> Bench {
-    let shared = tokio::task::spawn_blocking(shared).await.unwrap();
+    let shared = tokio::task::spawn_blocking(servers::shared).await.unwrap();
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let database = format!("t{n}");
-    // Connections from outside keep a template busy: one at a time.
-    static CREATING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    {
-        let _one = CREATING.lock().await;
-        let admin = PgPool::connect(&shared.servers.postgres.url()).await.unwrap();
-        let sql = format!("CREATE DATABASE {database} TEMPLATE template_tenure");
-        sqlx::query(AssertSqlSafe(sql)).execute(&admin).await.unwrap();
-        admin.close().await;
-    }
-    let mut config = Config::new(shared.servers.postgres.url_of(&database), shared.servers.nats.url());
+    let database = shared.create(format!("t{n}")).await;
+    let mut config = Config::new(shared.servers.postgres.url_of(&database.0), shared.servers.nats.url());
     config.stream = format!("T{n}");
     config.subject_prefix = format!("t{n}");
     config.runtime_dir = shared.folder.join(format!("run{n}"));
-    Box::pin(world(config, None, change)).await
+    Box::pin(world(config, None, Some(database), change)).await
 }
 
 /// A world with its own Postgres and NATS, to be stopped and killed.
 pub async fn bench_with_servers(change: impl FnOnce(&mut Config)) -> Bench {
-    let shared = tokio::task::spawn_blocking(shared).await.unwrap();
+    let shared = tokio::task::spawn_blocking(servers::shared).await.unwrap();
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder = shared.folder.join(format!("own{n}"));
     let servers = tokio::task::spawn_blocking({
         let folder = folder.clone();
-        move || Servers {
-            postgres: tenure::dev::Postgres::start(&folder.join("postgres"), false).unwrap(),
-            nats: tenure::dev::Nats::start(&folder.join("nats")).unwrap(),
-        }
+        move || servers::own(&folder)
     })
     .await
     .unwrap();
     let mut config = Config::new(servers.postgres.url(), servers.nats.url());
     config.runtime_dir = folder.join("run");
-    let bench = Box::pin(world(config, Some(servers), change)).await;
-    bench.tenure.migrate().await.unwrap();
-    bench
+    Box::pin(world(config, Some(servers), None, change)).await
 }
 
-async fn world(mut config: Config, own: Option<Servers>, change: impl FnOnce(&mut Config)) -> Bench {
+async fn world(
+    mut config: Config,
+    own: Option<Servers>,
+    database: Option<servers::Database>,
+    change: impl FnOnce(&mut Config),
+) -> Bench {
     // Timers of a test: a stale job is recovered in a second or two.
     config.timing.stale_after = Duration::from_millis(1_500);
     config.timing.scan_every = Duration::from_millis(300);
@@ -185,7 +121,7 @@ async fn world(mut config: Config, own: Option<Servers>, change: impl FnOnce(&mu
     let nats = async_nats::connect(&config.nats_url).await.unwrap();
     let js = jetstream::new(nats);
     let tenure = Tenure::connect(&config).await.unwrap();
-    Bench { config, tenure, pool, js, own }
+    Bench { config, tenure, pool, js, own, _database: database }
 }
 
 impl Bench {

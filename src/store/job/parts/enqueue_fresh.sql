@@ -10,7 +10,7 @@ WITH input AS MATERIALIZED (
                 stream_seq, stream_published_at, told, options, n)
      CROSS JOIN LATERAL jsonb_to_record(coalesce(u.options::jsonb, '{}'))
            AS o(lane text, priority smallint, not_after timestamptz, expires_as text, key_while text, lasting_key text,
-                longest_s float8, tags jsonb)
+                longest_s float8, tags jsonb, group_id uuid)
      WHERE (SELECT set_config('lock_timeout', coalesce($14, current_setting('lock_timeout')), true)) IS NOT NULL
 ), keyed AS (
     INSERT INTO tenure.job_keys (scope, key, job_id, stream_seq, stream_published_at)

@@ -1,0 +1,23 @@
+-- Activity: what was done in each minute, by queue, for the dashboard's rates.
+
+-- Every worker adds what it did in the last seconds (report.sql). The same price whatever the load, and nobody has to
+-- read the history for a rate. For people, not for accounts: a worker that is killed takes its last seconds with it.
+-- thin_activity.sql adds minutes up after 75 minutes, and deletes after eight days.
+CREATE TABLE tenure.activity (
+    minute    timestamptz NOT NULL,                         -- its beginning; of earlier counts that of a quarter of an
+                                                            -- hour, or of two hours
+    queue     text        NOT NULL,
+    claimed   bigint      NOT NULL,                         -- jobs claimed
+    completed bigint      NOT NULL,                         -- attempts that ended so, as the next five
+    retried   bigint      NOT NULL,
+    snoozed   bigint      NOT NULL,
+    failed    bigint      NOT NULL,
+    cancelled bigint      NOT NULL,
+    released  bigint      NOT NULL,
+    -- 24 numbers each: the i-th counts those of up to 2^(i-1) ms that the ones before do not, the last all longer ones.
+    waited    bigint[]    NOT NULL,                         -- claims, by how long the job had been due
+    ran       bigint[]    NOT NULL,                         -- attempts, by how long they ran
+    unkept    bigint      NOT NULL DEFAULT 0,               -- the completed ones that left no row in the history, of
+                                                            -- which figures estimated from the history know nothing
+    PRIMARY KEY (minute, queue)
+);

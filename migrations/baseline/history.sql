@@ -1,0 +1,83 @@
+-- Jobs that have ended: the history of those that completed or were cancelled, and the dead letters.
+
+-- Append-only, a partition a day; the row is also the record of the attempt that ended the job. The primary key makes a
+-- job complete at most once. A completed job of a kind that keeps no history leaves no row.
+CREATE TABLE tenure.job_history (
+    id              uuid        NOT NULL,
+    queue           text        NOT NULL,
+    kind            text        NOT NULL,
+    payload         jsonb       NOT NULL,
+    status          text        NOT NULL CHECK (status IN ('completed', 'cancelled')),
+    attempt         int         NOT NULL,
+    max_attempts    int         NOT NULL,
+    fencing_token   bigint      NOT NULL,
+    claim_id        uuid,                                   -- NULL: cancelled while nobody ran it
+    worker_id       text,                                   -- NULL: likewise
+    created_at      timestamptz NOT NULL,
+    scheduled_at    timestamptz NOT NULL,                   -- when it was due; of a job cancelled before that: its end
+    started_at      timestamptz,                            -- of the attempt that ended the job; NULL: none did
+    last_activity_at timestamptz,
+    finished_at     timestamptz NOT NULL,
+    stage           text,                                   -- the last report of that attempt
+    progress        real,                                   -- percent
+    message         text,
+    output          jsonb,                                  -- what the handler returned; NULL: nothing, or cancelled
+    trace_context   text,
+    last_error      text,                                   -- of an earlier attempt, or of the cancellation
+    -- The transaction that wrote the end. ends.sql tells an end to its followers once every transaction before it has
+    -- ended, because a later commit may have an earlier time. NULL: not known.
+    ended_xid       xid8        DEFAULT pg_current_xact_id(),
+    PRIMARY KEY (id)
+) PARTITION BY RANGE (id);
+
+-- purge_cancelled: cancelled jobs may be kept for a shorter time than the completed ones of their day.
+CREATE INDEX job_history_cancelled ON tenure.job_history (finished_at) WHERE status = 'cancelled';
+-- ends.sql: the ends since a time. Rows are written in order of that time, so an entry for each 4 MB is enough, and
+-- writing a row costs nothing.
+CREATE INDEX job_history_by_end ON tenure.job_history USING brin (finished_at)
+    WITH (pages_per_range = 512, autosummarize = on);
+
+-- A missing partition must never stop a completion.
+CREATE TABLE tenure.job_history_default PARTITION OF tenure.job_history DEFAULT;
+-- Yesterday, today and a week ahead; the workers' scans create those of later days.
+SELECT tenure.create_history_partitions(7);
+
+-- A job that used up its attempts or never can succeed, or a submission that cannot be a job.
+CREATE TABLE tenure.dead_letter_jobs (
+    id                uuid        PRIMARY KEY,
+    queue             text        NOT NULL,
+    kind              text        NOT NULL,
+    payload           jsonb,                                -- NULL for a refused submission
+    raw_payload       bytea,                                -- the bytes of a refused submission; NULL for a job
+    subject           text,                                 -- where a refused submission came from
+    attempt           int         NOT NULL,                 -- of a refused submission 0
+    max_attempts      int         NOT NULL,
+    fencing_token     bigint      NOT NULL,                 -- a redrive goes on from it
+    claim_id          uuid,                                 -- the attempt that ended the job; NULL: none did
+    worker_id         text,
+    created_at        timestamptz NOT NULL,
+    scheduled_at      timestamptz NOT NULL,                 -- when it was due; of a job that died before that: its end
+    started_at        timestamptz,
+    last_activity_at  timestamptz,
+    died_at           timestamptz NOT NULL,
+    stage             text,                                 -- the last report of that attempt
+    progress          real,                                 -- percent
+    message           text,
+    checkpoint        jsonb,                                -- the next attempt gets it, after a redrive
+    trace_context     text,
+    losses            int         NOT NULL DEFAULT 0,       -- attempts whose worker vanished
+    dispatch          int         NOT NULL DEFAULT 0,       -- a redrive goes on from it
+    last_outcome      text        CHECK (last_outcome IN ('failed', 'lost')),  -- NULL: no attempt ended the job
+    last_error        text        NOT NULL,
+    -- exhausted, permanent, lost, silent, interrupted, invalid_payload, invalid_output, refused, unknown_kind, expired,
+    -- malformed, too_large: `Category` in src/job/attempt.rs says what each means.
+    category          text        NOT NULL,
+    execution_history jsonb       NOT NULL,                 -- its last hundred attempts, the oldest first
+    ended_xid         xid8        DEFAULT pg_current_xact_id(),  -- as in the history
+    lane              text,                                 -- a redriven job goes back to its lane; NULL: it had none
+    priority          smallint,
+    CONSTRAINT a_job_or_raw_bytes CHECK ((payload IS NULL) <> (raw_payload IS NULL))
+);
+-- dead_letters.sql and dead_lately.sql read the latest, dead_ids.sql, start_redrive.sql and the purges the oldest;
+-- ends.sql those since a time.
+CREATE INDEX dead_letter_jobs_by_time ON tenure.dead_letter_jobs (died_at);

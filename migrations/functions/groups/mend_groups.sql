@@ -1,0 +1,76 @@
+-- Looks for ends that no note tells of, and notes them: of a job that an older program has redriven or ended, of a dead
+-- letter that was purged, and of a follower whose edges are settled but that is still held. Looks at `most` followers
+-- after this one, in order of id. Returns the last one, or NULL after the end.
+--
+-- src/store/group/mend_groups.sql calls it: the worker with the turn, from the start again after the end.
+-- A lost answer costs a second look.
+-- SECURITY DEFINER: a worker may write neither notes nor edges.
+-- A note too many does no harm: the look that it asks for decides. So two calls at once may note the same end twice.
+CREATE OR REPLACE FUNCTION tenure.mend_groups(after_follower uuid, most int) RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+    SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    never CONSTANT timestamptz := '9999-01-01 00:00:00+00';
+    last_follower uuid;
+    followers     uuid[];
+    noted_jobs    uuid[];
+BEGIN
+    -- Those that are still to start, or may come back.
+    SELECT (array_agg(f.job_id ORDER BY f.job_id))[most],
+           array_agg(f.job_id) FILTER (WHERE f.cut_at IS NOT NULL
+                                          OR EXISTS (SELECT FROM tenure.jobs j WHERE j.id = f.job_id))
+      INTO last_follower, followers
+      FROM (SELECT f.job_id, f.cut_at FROM tenure.followers f
+             WHERE f.job_id > after_follower ORDER BY f.job_id LIMIT most) f;
+    -- One that could not come back when the last job before it had completed: that end is told once more.
+    WITH reopened AS (
+        UPDATE tenure.job_edges d SET state = NULL
+         WHERE (d.after, d.n) IN (
+               SELECT f.job_id, (SELECT max(e.n) FROM tenure.job_edges e WHERE e.after = f.job_id AND e.step IS NULL)
+                 FROM tenure.followers f
+                WHERE f.job_id = ANY (followers) AND f.cut_at IS NOT NULL
+                  AND EXISTS (SELECT FROM tenure.job_history h WHERE h.id = f.job_id AND h.status = 'cancelled')
+                  AND NOT EXISTS (SELECT FROM tenure.job_edges e
+                                   WHERE e.after = f.job_id AND e.step IS NULL
+                                     AND (e.state IS NULL OR e.state <> 'completed')))
+        RETURNING d.before
+    )
+    INSERT INTO tenure.group_ends (job_id, ended_as) SELECT before, 'completed' FROM reopened;
+    -- One whose failed job is live again, though nobody has opened its edges.
+    UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
+     WHERE d.after = ANY (followers) AND d.state = 'failed'
+       AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before);
+    -- Once: the table has no index by job.
+    noted_jobs := ARRAY(SELECT g.job_id FROM tenure.group_ends g);
+    INSERT INTO tenure.group_ends (job_id, ended_as)
+    SELECT e.before, e.ended_as
+      FROM (SELECT o.before, o.state,
+                   coalesce((SELECT h.status FROM tenure.job_history h WHERE h.id = o.before),
+                            CASE WHEN EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = o.before) THEN 'failed'
+                                 WHEN o.state = 'failed' THEN 'purged'
+                                 ELSE 'completed' END) AS ended_as
+              FROM (SELECT DISTINCT d.before, d.state FROM tenure.job_edges d
+                     WHERE d.after = ANY (followers) AND (d.state IS NULL OR d.state <> 'completed')) o
+             WHERE (o.state IS NULL OR o.state = 'failed')
+               AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = o.before)
+               AND (o.before IN (SELECT unnest(noted_jobs))) IS NOT TRUE) e
+     WHERE e.state IS DISTINCT FROM e.ended_as;
+    -- One that no look has found.
+    INSERT INTO tenure.group_ends (job_id, ended_as)
+    SELECT j.id, 'settled'
+      FROM tenure.followers f
+      JOIN tenure.jobs j ON j.id = f.job_id
+     WHERE f.job_id = ANY (followers) AND f.cut_at IS NULL AND j.status = 'queued' AND j.fencing_token = 0
+       AND (j.publish_at = never) IS TRUE
+       -- One that was redriven waits for a failed job on purpose.
+       AND NOT EXISTS (SELECT FROM tenure.job_edges e
+                        WHERE e.after = f.job_id AND e.step IS NULL
+                          AND (e.state IS NULL OR e.state = 'failed' AND f.on_failure <> 'run'))
+       -- It is released, and waits for its lane.
+       AND NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id AND l.due_at < never)
+       AND (j.id IN (SELECT unnest(noted_jobs))) IS NOT TRUE;
+    RETURN last_follower;
+END $$;
+
+REVOKE ALL ON FUNCTION tenure.mend_groups(uuid, int) FROM PUBLIC;

@@ -1,0 +1,39 @@
+-- Holds a new job of a queue with lanes: gives it a row in its lane instead of a message, and wakes the lane. A job
+-- that is due at no time (it follows others) has no place in its lane until it is released.
+--
+-- The trigger of such a queue, which `put_lanes` creates; its argument says whether the lanes are ordered. SECURITY
+-- DEFINER: a producer may not write to lanes.
+-- One wake for all due jobs that a transaction adds to a lane: `tenure.woken` keeps the lane until the transaction
+-- ends.
+CREATE OR REPLACE FUNCTION tenure.hold_in_lane() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    never      CONSTANT timestamptz := '9999-01-01 00:00:00+00';
+    is_ordered CONSTANT boolean := TG_ARGV[0] = 'ordered';
+    due        CONSTANT timestamptz := NEW.scheduled_at;
+    is_due     CONSTANT boolean := due <= clock_timestamp();
+    place      CONSTANT bigint := CASE WHEN due >= never THEN NULL
+                                       WHEN is_ordered THEN 0
+                                       WHEN is_due THEN (extract(epoch FROM due) * 1000000)::bigint END;
+    woken_lane text;
+BEGIN
+    NEW.lane := coalesce(NEW.lane, '');
+    NEW.priority := coalesce(NEW.priority, 0);
+    INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, place, due_at)
+    VALUES (NEW.id, NEW.queue, NEW.lane, CASE WHEN is_ordered THEN 0 ELSE NEW.priority END, place, due);
+    woken_lane := NEW.queue || ' ' || NEW.lane;
+    IF due < never AND (NOT is_due OR current_setting('tenure.woken', true) IS DISTINCT FROM woken_lane) THEN
+        INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
+        VALUES (due, NEW.queue, NEW.lane, CASE WHEN place IS NULL THEN NEW.id END);
+        IF is_due THEN
+            PERFORM set_config('tenure.woken', woken_lane, true);
+        END IF;
+    END IF;
+    NEW.dispatch := CASE WHEN NEW.published_at IS NULL THEN NEW.dispatch ELSE 0 END;
+    NEW.scheduled_at := never;
+    NEW.publish_at := never;
+    NEW.published_at := NULL;
+    RETURN NEW;
+END $$;
+
+REVOKE ALL ON FUNCTION tenure.hold_in_lane() FROM PUBLIC;

@@ -1,0 +1,58 @@
+-- Looks after lanes: those that a commit has woken, whose time has come, whose slots are free although no worker said
+-- so, and all whose turn it is. Returns the released jobs; a row without an id says that there are more to do.
+--
+--   most: how many jobs to release of each queue   judge: whether to look for slots of jobs that ended unseen
+--
+-- The relay calls it at each of its looks (src/store/lane/tend_lanes.sql), and publishes the jobs.
+-- SECURITY DEFINER: a worker may not change lanes.
+-- Two calls at once pass over the lanes that the other has, and a call takes some lanes, so that no other call waits
+-- for it for long. If the answer is lost, the relay finds that the messages are missing.
+CREATE OR REPLACE FUNCTION tenure.tend_lanes(most int, judge boolean)
+RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+    SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    moment        CONSTANT timestamptz := clock_timestamp();
+    lanes_at_once CONSTANT int := 200;
+    woken_queues  text[];
+    woken_lanes   text[];
+    has_more      boolean;
+    released      bigint;
+    of            record;
+BEGIN
+    PERFORM tenure.place_due_jobs(moment);
+    SELECT array_agg(w.queue), array_agg(w.lane), count(*) = lanes_at_once INTO woken_queues, woken_lanes, has_more
+      FROM (SELECT DISTINCT queue, lane
+              FROM (SELECT w.queue, w.lane FROM tenure.lane_wakes w
+                     WHERE w.at <= moment AND w.job_id IS NULL ORDER BY w.at, w.id LIMIT 2000) w
+             LIMIT lanes_at_once) w;
+    FOR of IN
+        WITH looks (queue, lane) AS (
+            SELECT * FROM unnest(woken_queues, woken_lanes)
+             UNION
+            (SELECT queue, lane FROM tenure.lanes WHERE next_at <= moment ORDER BY next_at LIMIT lanes_at_once)
+             UNION
+            (SELECT sl.queue, sl.lane FROM tenure.lane_slots sl
+              WHERE judge
+                AND NOT EXISTS (SELECT FROM tenure.jobs j
+                                 WHERE j.id = sl.job_id AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00')
+              LIMIT lanes_at_once)
+        )
+        SELECT n.queue, (SELECT array_agg(k.lane ORDER BY k.lane) FROM looks k WHERE k.queue = n.queue) AS lanes
+          FROM (SELECT queue FROM looks
+                 UNION
+                SELECT queue FROM tenure.lane_settings s
+                 WHERE EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = s.queue AND l.turn IS NOT NULL)) n
+         ORDER BY n.queue
+    LOOP
+        RETURN QUERY SELECT * FROM tenure.admit(of.queue, of.lanes, NULL, most);
+        GET DIAGNOSTICS released = ROW_COUNT;
+        has_more := has_more OR released >= most;
+    END LOOP;
+    IF has_more THEN
+        RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::text, NULL::int, NULL::text, NULL::text;
+    END IF;
+END $$;
+
+REVOKE ALL ON FUNCTION tenure.tend_lanes(int, boolean) FROM PUBLIC;

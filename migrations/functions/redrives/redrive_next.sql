@@ -1,0 +1,30 @@
+-- Redrives the next jobs of a redrive, at most `most` of those after the first `gone_before`. Returns how many it
+-- redrove, and how many were missing, because they were no dead letters any more.
+--
+-- Called by `tend_redrive` alone, with its rights and its settings; the redrive's row is locked. `redrive` waits for
+-- a dead letter that another transaction has locked.
+CREATE OR REPLACE FUNCTION tenure.redrive_next(of uuid, gone_before bigint, most bigint, OUT redriven bigint,
+                                               OUT missing bigint)
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    places       bigint[];
+    ids          uuid[];
+    redriven_ids uuid[];
+BEGIN
+    SELECT array_agg(n.place ORDER BY n.place), array_agg(n.job_id ORDER BY n.place) INTO places, ids
+      FROM (SELECT o.place, o.job_id FROM tenure.redrive_jobs o
+             WHERE o.redrive_id = of AND o.place > gone_before
+             ORDER BY o.place LIMIT most) n;
+    IF ids IS NULL THEN
+        redriven := 0;
+        missing := 0;
+        RETURN;
+    END IF;
+    redriven_ids := ARRAY(SELECT tenure.redrive(ids));
+    UPDATE tenure.redrive_jobs o SET redriven_at = clock_timestamp()
+     WHERE o.redrive_id = of AND o.place = ANY (places) AND o.job_id = ANY (redriven_ids);
+    redriven := cardinality(redriven_ids);
+    missing := cardinality(ids) - redriven;
+END $$;
+
+REVOKE ALL ON FUNCTION tenure.redrive_next(uuid, bigint, bigint) FROM PUBLIC;
