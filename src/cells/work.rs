@@ -13,12 +13,10 @@ use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::time::sleep;
 
 use super::{Cell, Cells, CellsError};
-#[cfg(feature = "http")]
-use crate::worker::serve_health;
 use crate::{
     client::Tenure,
     observe::health::Health,
-    worker::{WorkerBuilder, WorkerError, WorkerHandle},
+    worker::{WorkerBuilder, WorkerError, WorkerHandle, port},
 };
 
 /// How often to look after the workers' health.
@@ -129,13 +127,7 @@ where
         if queues.is_empty() {
             return Err(CellsWorkerError::Described(WorkerError::Nothing("queue")));
         }
-        #[cfg(feature = "http")]
-        let _server = serve_health(cells.inner.layout.listen(), &health).map_err(CellsWorkerError::Listen)?;
-        #[cfg(not(feature = "http"))]
-        if let Some(address) = cells.inner.layout.listen() {
-            let reason = "this program was built without tenure's feature `http`".to_owned();
-            return Err(CellsWorkerError::Listen(WorkerError::Listen { address, reason }));
-        }
+        let _server = port::open(cells.inner.layout.listen(), &health).map_err(CellsWorkerError::Listen)?;
         let mut workers =
             Workers { cells: &cells, build, started: BTreeMap::new(), ended: FuturesUnordered::new() };
         let mut shutdown = std::pin::pin!(shutdown.fuse());

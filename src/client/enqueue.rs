@@ -318,7 +318,6 @@ impl JobRequest {
     }
 
     /// Turns the request into the job of a schedule's ticks.
-    #[cfg(feature = "worker")]
     pub(crate) fn for_schedule(self, accepts: Accepts<'_>) -> Result<NewJob, EnqueueError> {
         let own = "left out: each tick of a schedule has its own job, due at the tick";
         let delay = self.delay.map(written);

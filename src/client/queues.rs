@@ -34,7 +34,6 @@ pub struct PauseOutcome {
 }
 
 /// A queue without a trace of its own, as a mistyped one is.
-#[cfg(feature = "internals")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "queue {queue:?} is unknown: it has no worker, job, message or schedule{}",

@@ -1,12 +1,8 @@
 //! Layout: which cells there are, and which queues each has.
 
-use std::net::SocketAddr;
-#[cfg(feature = "config-file")]
-use std::path::Path;
+use std::{net::SocketAddr, path::Path};
 
-use super::Config;
-#[cfg(feature = "config-file")]
-use super::{ConfigError, Settings};
+use super::{Config, ConfigError, Settings};
 use crate::job::check_queue;
 
 /// Which cells there are, and which queues each has.
@@ -172,7 +168,6 @@ impl Layout {
     /// # Errors
     ///
     /// [`ConfigError`] says what to change, and in which line.
-    #[cfg(feature = "config-file")]
     pub fn load(file: Option<&Path>) -> Result<Option<Self>, ConfigError> {
         Settings::load(file.map(|path| (path, "the settings file")), &[])?.layout()
     }

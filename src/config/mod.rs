@@ -19,9 +19,7 @@ use std::{
 
 use crate::job::{actor::Actor, chained};
 
-#[cfg(any(feature = "internals", test))]
-pub use sources::InForce;
-pub use sources::Settings;
+pub use sources::{InForce, Settings};
 pub use timing::{Timing, TimingError};
 pub(crate) use values::{DATABASE_SCHEMES, has_scheme};
 

@@ -78,7 +78,6 @@ impl Setting {
     }
 
     /// Returns its value in this configuration.
-    #[cfg(any(feature = "internals", test))]
     pub(super) fn get(&self, config: &Config) -> Option<String> {
         use crate::job::duration::written;
 

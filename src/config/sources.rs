@@ -3,7 +3,6 @@
 //!
 //! A name that is no setting is refused: a misspelt one would silently mean nothing.
 
-#[cfg(feature = "config-file")]
 mod file;
 
 use std::{
@@ -12,13 +11,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-#[cfg(feature = "config-file")]
 use file::of_file;
 
-#[cfg(feature = "config-file")]
-use super::layout::Layout;
 use super::{
     Config, ConfigError,
+    layout::Layout,
     settings::{PREFIX, SETTINGS, Setting},
 };
 
@@ -77,11 +74,7 @@ enum Form {
 
 #[derive(Clone)]
 enum Origin {
-    #[cfg_attr(not(feature = "config-file"), expect(dead_code, reason = "no file is read"))]
-    File {
-        path: PathBuf,
-        line: usize,
-    },
+    File { path: PathBuf, line: usize },
     Environment,
     Flag(&'static str),
 }
@@ -131,7 +124,6 @@ impl Given {
     }
 
     /// Returns the source of its value, for `tenure config`.
-    #[cfg(any(feature = "internals", test))]
     fn source(&self) -> String {
         match &self.origin {
             _ if self.form == Form::File => self.text.clone(),
@@ -146,7 +138,6 @@ impl Given {
 pub struct Settings(Level);
 
 /// A setting as it is in force.
-#[cfg(any(feature = "internals", test))]
 #[derive(Debug, serde::Serialize)]
 pub struct InForce {
     /// The environment variable.
@@ -217,7 +208,6 @@ impl Settings {
 
     /// Returns the cells that the file of `TENURE_CELLS` lists; `None`: that is not set. A cell has this process's
     /// settings, but for those that the file gives it.
-    #[cfg(feature = "config-file")]
     pub fn layout(&self) -> Result<Option<Layout>, ConfigError> {
         let own = self.check()?;
         let Some(path) = own.cells else { return Ok(None) };
@@ -247,7 +237,6 @@ impl Settings {
     }
 
     /// Returns every setting in force, even if they contradict each other.
-    #[cfg(any(feature = "internals", test))]
     pub fn in_force(&self) -> Result<Vec<InForce>, ConfigError> {
         let defaults = Config::new("", "");
         let mut all = Vec::with_capacity(SETTINGS.len());
@@ -318,16 +307,6 @@ fn of_flags(flags: &[Flag<'_>]) -> Level {
         Some((setting.name, Given { setting, form, text: text?.to_owned(), origin: Origin::Flag(flag) }))
     });
     given.collect()
-}
-
-#[cfg(not(feature = "config-file"))]
-fn of_file(named: Option<(&Path, &str)>, vars: &Vars) -> Result<Level, ConfigError> {
-    let variable = vars.get(FILE_VARIABLE).filter(|path| !path.is_empty());
-    let Some((path, named_by)) = named.or_else(|| Some((Path::new(variable?), FILE_VARIABLE))) else {
-        return Ok(Level::new());
-    };
-    let why = "this program was built without tenure's feature config-file, and reads the environment alone";
-    Err(unreadable(named_by.to_owned(), path, io::Error::new(io::ErrorKind::Unsupported, why)))
 }
 
 /// Adds a setting to a level, which may give it only once.

@@ -133,7 +133,6 @@ impl Deliver {
 
     /// Returns one that claims for another process. That process finds the claims whose answers it did not get: a claim
     /// that is unknown here may have reached it by way of another gateway.
-    #[cfg(feature = "gateway")]
     pub(crate) fn claiming_for(&self, worker_id: &str, host: &str, slots: HashMap<String, Slots>) -> Self {
         let (worker_id, slots): (Arc<str>, _) = (worker_id.into(), Arc::new(slots));
         let claims = claims(self.store.clone(), worker_id.clone(), host.into(), slots.clone());
@@ -686,5 +685,5 @@ fn label(missed: &Missed) -> &'static str {
     }
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

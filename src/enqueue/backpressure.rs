@@ -278,5 +278,5 @@ impl Limits {
     }
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

@@ -400,5 +400,5 @@ impl Drop for Sending<'_> {
     }
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

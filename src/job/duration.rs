@@ -27,10 +27,8 @@ pub fn measured(duration: Duration) -> String {
     })
 }
 
-#[cfg(feature = "internals")]
 pub use pages::{about, coarse, rounded, whole};
 
-#[cfg(feature = "internals")]
 mod pages {
     /// The units of a page: their seconds, and their names after a space that does not break.
     const UNITS: [(u64, &str); 4] =
@@ -117,7 +115,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "internals")]
     #[test]
     fn a_page_shows_a_duration_in_its_larger_units() {
         // The seconds, and how they are rounded, whole, coarse, and about right.

@@ -214,7 +214,6 @@ impl Nats {
 }
 
 /// Returns the jobs that an announcement says were cancelled.
-#[cfg(feature = "gateway")]
 pub(crate) fn announced_cancelled(body: &[u8]) -> Vec<JobId> {
     serde_json::from_slice::<Announcement>(body).map(|announced| announced.cancelled).unwrap_or_default()
 }

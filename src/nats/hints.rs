@@ -85,7 +85,6 @@ impl Nats {
     }
 
     /// The subject of the watcher that asked.
-    #[cfg(feature = "worker")]
     pub(crate) fn watcher_of(&self, request: &WatchRequest) -> Subject {
         self.watcher(&request.to)
     }
@@ -95,13 +94,11 @@ impl Nats {
     }
 
     /// The subject of an event of a queue's jobs: `end` or `progress`.
-    #[cfg(feature = "worker")]
     pub(crate) fn event_subject(&self, event: &str, queue: &str, kind: &str) -> Subject {
         format!("{OWN_SUBJECTS}.{}.{event}.{queue}.{kind}", self.prefix).into()
     }
 
     /// Subscribes to the ends of a queue's jobs.
-    #[cfg(feature = "internals")]
     pub async fn ends_of(&self, queue: &str) -> Result<Subscriber, NatsError> {
         let subject = format!("{OWN_SUBJECTS}.{}.end.{queue}.>", self.prefix);
         let ends = self.client.subscribe(subject).await;

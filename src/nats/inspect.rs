@@ -141,7 +141,6 @@ impl Nats {
     }
 
     /// Whether NATS has a consumer or a message of this queue. `None`: NATS does not say.
-    #[cfg(feature = "internals")]
     pub async fn knows(&self, queue: &str) -> Option<bool> {
         match self.consumer_seen(queue).await {
             Ok(_) => return Some(true),
@@ -246,7 +245,6 @@ impl Nats {
     }
 
     /// Counts the jobs that the messages of a queue name, for the bench. `None`: NATS does not say.
-    #[cfg(feature = "internals")]
     pub async fn jobs_named(&self, queue: &str) -> Option<u64> {
         let kinds = self.messages_by_kind().await.ok()?.kinds;
         let jobs = kinds.iter().filter(|of| of.queue == queue).map(|of| of.messages + of.named);

@@ -230,13 +230,11 @@ impl std::fmt::Debug for Receipt {
 
 impl Receipt {
     /// The receipt of a message that names one job.
-    #[cfg(feature = "gateway")]
     pub(super) fn of(nats: &Nats, reply: Option<async_nats::Subject>, sequence: u64) -> Self {
         Self { reply, sequence, epoch: nats.epoch_now(), nats: nats.clone(), shared: None }
     }
 
     /// The subject of its answers.
-    #[cfg(feature = "gateway")]
     pub(crate) fn reply(&self) -> Option<&str> {
         self.reply.as_deref()
     }

@@ -238,7 +238,6 @@ impl Nats {
     /// # Errors
     ///
     /// NATS does not answer, or there is no such consumer.
-    #[cfg(any(feature = "internals", feature = "testing"))]
     pub async fn progress(&self, name: &str) -> Result<Progress, NatsError> {
         let stream = self.stream_state().await?;
         self.progress_in(name, &stream).await
@@ -266,7 +265,6 @@ impl Nats {
     }
 
     /// Removes a queue's messages and its consumer.
-    #[cfg(feature = "internals")]
     pub async fn forget(&self, name: &str) -> Result<(), NatsError> {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let stream = stream.map_err(|error| unavailable("get the stream", &error))?;
@@ -278,14 +276,12 @@ impl Nats {
     }
 
     /// Removes the stream with all its messages.
-    #[cfg(any(feature = "internals", feature = "testing"))]
     pub async fn remove_stream(&self) -> Result<(), NatsError> {
         let removed = self.context.delete_stream(self.stream.as_str()).await;
         removed.map(drop).map_err(|error| unavailable("remove the stream", &error))
     }
 
     /// The server's version at the time of the connection.
-    #[cfg(feature = "internals")]
     pub fn server_version(&self) -> String {
         self.client.server_info().version
     }

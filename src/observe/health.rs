@@ -103,7 +103,6 @@ impl Health {
     }
 
     /// What keeps the worker from taking jobs, each with the reason, unless it is shutting down. For other processes.
-    #[cfg(feature = "worker")]
     pub(crate) fn missing(&self) -> Option<String> {
         let missing = &self.state().missing;
         let all: Vec<_> = missing.iter().map(|(what, why)| format!("{what}: {why}")).collect();
@@ -135,7 +134,6 @@ impl Health {
     }
 
     /// Waits until it is shutting down. Cancel safe.
-    #[cfg(feature = "worker")]
     pub(crate) async fn drains(&self) {
         // The sender lives as long as `self`.
         drop(self.0.is_draining.subscribe().wait_for(|is_draining| *is_draining).await);

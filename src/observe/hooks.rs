@@ -370,7 +370,7 @@ impl EnqueueHooks {
     }
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 #[expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 mod tests {
     use std::sync::mpsc as channel;

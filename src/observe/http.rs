@@ -41,7 +41,6 @@ use crate::observe::{
     metrics::{InstallError, Metrics, install},
     repeats::Repeats,
 };
-#[cfg(feature = "internals")]
 pub use connections::network;
 use connections::{Asking, Connection, Connections};
 

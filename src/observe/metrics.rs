@@ -3,12 +3,12 @@
 //! There are three ways to read them, each to be set up before the worker starts:
 //!
 //! - With the feature `http` and `TENURE_LISTEN`, the worker itself serves them to Prometheus.
-//! - With the feature `prometheus`, [`install`] records them, and your own server answers with [`Metrics::render`].
+//! - With the same feature, [`install`] records them, and your own server answers with [`Metrics::render`].
 //! - A recorder of your own records them among your program's. Give it [`BUCKETS`]: without buckets Prometheus's
 //!   recorder makes summaries, in which the shipped dashboard and alerts find nothing.
 //!
 //! ```
-//! # #[cfg(feature = "prometheus")] {
+//! # #[cfg(feature = "http")] {
 //! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 //!
 //! let mut builder = PrometheusBuilder::new();
@@ -18,21 +18,21 @@
 //! # }
 //! ```
 
+#[cfg(feature = "http")]
+mod recorder;
+
 use std::time::Duration;
-#[cfg(feature = "prometheus")]
-use std::{sync::OnceLock, thread};
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
-#[cfg(feature = "prometheus")]
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
+#[cfg(feature = "http")]
+pub use self::recorder::{InstallError, Metrics, install};
 use crate::{
     job::attempt::{AttemptOutcome, Category, Reason, RecoveryPath},
     observe::rates::QueueRates,
 };
 
 /// The type of a metric.
-#[cfg(any(feature = "prometheus", test))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Type {
     Counter,
@@ -58,7 +58,6 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 ];
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
-#[cfg(any(feature = "prometheus", test))]
 pub(crate) const METRICS: [(&str, Type, &str); 56] = {
     use Type::{Counter, Gauge, Histogram};
     [
@@ -132,82 +131,6 @@ pub(crate) const METRICS: [(&str, Type, &str); 56] = {
         ("tenure_nats_unacknowledged", Gauge, "Messages delivered and not acknowledged."),
     ]
 };
-
-/// How often the recorder merges the samples of its histograms.
-#[cfg(feature = "prometheus")]
-const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-
-/// The recorder of this process; `None`: the program has one of its own.
-#[cfg(feature = "prometheus")]
-static OF_THIS_PROCESS: OnceLock<Option<Metrics>> = OnceLock::new();
-
-/// The recorder of this process's metrics. Cheap to clone.
-#[cfg(feature = "prometheus")]
-#[derive(Clone)]
-pub struct Metrics(PrometheusHandle);
-
-#[cfg(feature = "prometheus")]
-impl std::fmt::Debug for Metrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Metrics").finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "prometheus")]
-impl Metrics {
-    /// Returns all metrics recorded so far, as text for Prometheus (`text/plain; version=0.0.4`).
-    #[must_use]
-    pub fn render(&self) -> String {
-        self.0.render()
-    }
-}
-
-/// The program has a recorder of metrics already.
-#[cfg(feature = "prometheus")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "this program has a recorder of metrics already, and it records tenure's, too: give it the buckets of \
-     tenure::metrics::BUCKETS, and read the metrics there"
-)]
-pub struct InstallError;
-
-/// Records the metrics of this process from now on, for Prometheus. A worker with `TENURE_LISTEN` calls it when it
-/// starts; call it earlier to record earlier events, such as enqueues, or to serve the metrics from a server of your
-/// own. Metrics that your program records through the same facade are among them. Every call returns the same recorder.
-///
-/// # Errors
-///
-/// [`InstallError`] if another recorder was installed first.
-#[cfg(feature = "prometheus")]
-pub fn install() -> Result<Metrics, InstallError> {
-    OF_THIS_PROCESS.get_or_init(recorder).clone().ok_or(InstallError)
-}
-
-#[cfg(feature = "prometheus")]
-fn recorder() -> Option<Metrics> {
-    let mut builder = PrometheusBuilder::new();
-    for (name, buckets) in BUCKETS {
-        builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets).ok()?;
-    }
-    let recorder = builder.build_recorder();
-    let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).ok()?;
-    for (name, of, about) in METRICS {
-        match of {
-            Type::Counter => metrics::describe_counter!(name, about),
-            Type::Gauge => metrics::describe_gauge!(name, about),
-            Type::Histogram => metrics::describe_histogram!(name, about),
-        }
-    }
-    let upkept = handle.clone();
-    let upkeep = move || loop {
-        thread::sleep(UPKEEP_EVERY);
-        upkept.run_upkeep();
-    };
-    // If the thread cannot start, each rendering does the same.
-    thread::Builder::new().name("tenure-metrics".into()).spawn(upkeep).ok();
-    Some(Metrics(handle))
-}
 
 /// Counts jobs that an enqueue created; duplicates by unique key do not count.
 pub(crate) fn enqueued(queue: &str, jobs: usize) {
@@ -319,7 +242,6 @@ pub(crate) fn refused_write(write: &'static str) {
 }
 
 /// Counts a request to the gateway. `result` is `ok`, or the code of its error.
-#[cfg(feature = "gateway")]
 pub(crate) fn gateway_request(request: &'static str, result: &'static str) {
     counter!("tenure_gateway_requests_total", "request" => request, "result" => result).increment(1);
 }
@@ -569,39 +491,6 @@ mod tests {
         );
         for (name, buckets) in BUCKETS {
             assert!(buckets.is_sorted() && !buckets.is_empty(), "{name}");
-        }
-    }
-
-    /// Not as summaries, in which the dashboard and the alerts find nothing: by tenure's recorder, and by a recorder
-    /// with the shipped buckets.
-    #[cfg(feature = "prometheus")]
-    #[test]
-    fn the_installed_recorder_and_one_with_the_shipped_buckets_render_histograms() {
-        let record = || {
-            QueueMeasures::new("q").wait.record(Duration::from_millis(3));
-            QueueMeasures::new("q").pickup.record(Duration::from_millis(3));
-            QueueMeasures::new("q").reset_to_running.record(Duration::from_millis(3));
-            QueueMeasures::new("q").slot_idle.record(Duration::from_millis(3));
-            settled("k", AttemptOutcome::Failed, Duration::from_millis(3), None);
-            batch("claim", 3);
-        };
-        let installed = install().unwrap();
-        record();
-        let mut builder = PrometheusBuilder::new();
-        for (name, buckets) in BUCKETS {
-            builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets).unwrap();
-        }
-        let own = builder.build_recorder();
-        metrics::with_local_recorder(&own, record);
-        for text in [installed.render(), install().unwrap().render(), own.handle().render()] {
-            for (name, buckets) in BUCKETS {
-                assert!(text.contains(&format!("# TYPE {name} histogram\n")), "{name}: {text}");
-                for bound in buckets {
-                    let lines = text.lines().filter(|line| line.starts_with(&format!("{name}_bucket{{")));
-                    let of_it = lines.filter(|line| line.contains(&format!("le=\"{bound}\"")));
-                    assert_eq!(of_it.count(), 1, "{name} {bound}: {text}");
-                }
-            }
         }
     }
 

@@ -27,7 +27,7 @@ use tokio::runtime::Runtime;
 use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
 
-use crate::observe::trace::DerivedIds;
+use crate::observe::trace::bridge::DerivedIds;
 
 /// How long one request to the collector may take, unless `OTEL_EXPORTER_OTLP_TIMEOUT` says otherwise: the default of
 /// the specification.

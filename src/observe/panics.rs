@@ -68,7 +68,7 @@ pub(crate) fn text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::proof::Counts;

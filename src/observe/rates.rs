@@ -109,7 +109,6 @@ impl QueueRates {
     }
 }
 
-#[cfg(any(feature = "internals", test))]
 impl QueueCounts {
     /// Adds other counts to these.
     pub fn add(&mut self, other: &Self) {
@@ -132,7 +131,6 @@ impl QueueCounts {
 
 /// Returns a time that this share of the counted times did not exceed, interpolated between the bounds of its bucket;
 /// `None` if the counts are zero.
-#[cfg(any(feature = "internals", test))]
 #[expect(clippy::cast_precision_loss, reason = "counts of a day are fewer than 2^52")]
 pub fn quantile(counts: &[i64], share: f64) -> Option<Duration> {
     let all: i64 = counts.iter().sum();

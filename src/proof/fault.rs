@@ -21,15 +21,8 @@ pub(crate) fn point(name: &str) {
 }
 
 /// Returns whether a test chose this point.
-#[cfg(all(feature = "faults", feature = "worker"))]
 pub(crate) fn is_near(name: &str) -> bool {
-    std::env::var("TENURE_FAULT").is_ok_and(|fault| fault.starts_with(name))
-}
-
-/// Returns `false`: without the feature `faults` no point is chosen.
-#[cfg(all(not(feature = "faults"), feature = "worker"))]
-pub(crate) fn is_near(_name: &str) -> bool {
-    false
+    cfg!(feature = "faults") && std::env::var("TENURE_FAULT").is_ok_and(|fault| fault.starts_with(name))
 }
 
 /// Triggers the named fault point of a task, which then panics: `TENURE_FAULT=<point>=panic`, or `=panic once`.

@@ -6,8 +6,8 @@
 pub(crate) mod fault;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod place;
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 pub(crate) use place::*;

@@ -109,7 +109,6 @@ impl CronSchedule {
 /// # Errors
 ///
 /// Says what is wrong with the expression or the zone, and what to write.
-#[cfg(any(feature = "internals", test))]
 pub fn next_ticks(
     cron: &str,
     zone: &str,

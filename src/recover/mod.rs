@@ -87,5 +87,5 @@ pub(crate) fn note_lost(path: RecoveryPath, reason: Reason, attempt: &EndedAttem
     }
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

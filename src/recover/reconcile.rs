@@ -204,7 +204,6 @@ mod tests {
         assert!(!is_dead(&unknown, &us, nowhere), "nothing is known");
     }
 
-    #[cfg(feature = "dev")]
     #[tokio::test]
     async fn reconcile_resets_the_jobs_of_a_process_that_is_proven_dead() {
         let place = crate::proof::place().await;

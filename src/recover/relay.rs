@@ -404,5 +404,5 @@ impl Lost {
     }
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

@@ -113,5 +113,5 @@ async fn reset_some(
     Ok(reset)
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

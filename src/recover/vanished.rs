@@ -143,5 +143,5 @@ pub(crate) async fn look(
     Ok(Looked::Reset(reset.len()))
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

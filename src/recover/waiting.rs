@@ -44,7 +44,6 @@ const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 /// After how many intervals without a measurement another process than a worker measures. With a look every quarter of
 /// an interval, what waits is counted within two intervals, a minute with the defaults.
-#[cfg(feature = "internals")]
 const SCANS_MISSED: f64 = 1.5;
 
 /// What a process remembers from one scan to the next.
@@ -66,7 +65,6 @@ impl Default for Memory {
 }
 
 /// Measures the fleet, if no process has measured it lately, and no other does so now.
-#[cfg(feature = "internals")]
 pub async fn measure_alone(
     store: &Store,
     nats: &Nats,

@@ -550,5 +550,5 @@ fn put_back(job: &RunningJob, earlier: ProgressWrite) {
     });
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

@@ -161,7 +161,6 @@ impl LogWriter {
 
     /// Writes what a worker behind a gateway says that its attempt has printed. The answer waits for it, but not for
     /// long.
-    #[cfg(feature = "gateway")]
     pub(crate) async fn write_said(&self, said: LogWrite) {
         let mut lines =
             Lines { text: said.text.replace('\0', "\u{fffd}"), is_cut: said.is_cut, has_more: false };
@@ -199,7 +198,6 @@ fn tell(error: &StoreError) {
     }
 }
 
-#[cfg(feature = "job-log")]
 impl crate::observe::job_log::Keeps for RunningJob {
     fn keep(&self, line: &str) {
         self.log.push(line);

@@ -483,5 +483,5 @@ impl Running {
     }
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

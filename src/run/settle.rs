@@ -27,7 +27,7 @@ use crate::{
     job::{
         JobError,
         attempt::{AttemptOutcome, Category, RecoveryPath, Route},
-        claim::ClaimKey,
+        claim::{Claim, ClaimKey},
         storable,
     },
     observe::{
@@ -37,15 +37,18 @@ use crate::{
         repeats, trace,
     },
     proof::fault,
-    run::{hints::Hints, lanes::EndedLanes, quarantine::Quarantine, running::RunningJob, tags::TagCounts},
+    run::{
+        hints::Hints,
+        lanes::EndedLanes,
+        quarantine::{InQuarantine, Quarantine},
+        running::RunningJob,
+        tags::TagCounts,
+    },
     store::{
         AttemptEnd, Completion, Keeps, LockPolicy, Store, StoreError,
         batch::{Batcher, halve, in_order},
     },
 };
-
-#[cfg(feature = "gateway")]
-use crate::{job::claim::Claim, run::quarantine::InQuarantine};
 
 /// The result of writing a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +138,6 @@ impl Settle {
     }
 
     /// Snoozes a job whose handler has not begun, and retries as any end. `false`: this worker has lost the job.
-    #[cfg(feature = "gateway")]
     pub(crate) async fn snooze(&self, claim: &Claim, InQuarantine { why, delay }: InQuarantine) -> bool {
         let mut end =
             AttemptEnd { delay, error: Some(why), ..AttemptEnd::new(claim.key, AttemptOutcome::Snoozed) };
@@ -479,5 +481,5 @@ async fn end(
     answers
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

@@ -3,14 +3,10 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use sqlx::query;
-#[cfg(feature = "internals")]
-use sqlx::{Row, postgres::PgRow};
+use sqlx::{Row, postgres::PgRow, query};
 
-#[cfg(feature = "internals")]
-use super::ACTIVITY;
 use super::{
-    REPORT, THIN_ACTIVITY,
+    ACTIVITY, REPORT, THIN_ACTIVITY,
     call::{Store, StoreError},
 };
 use crate::observe::rates::QueueCounts;
@@ -29,7 +25,6 @@ struct Reported<'a> {
 }
 
 /// The counts of all workers in a unit of time.
-#[cfg(feature = "internals")]
 #[derive(Debug, Clone)]
 pub struct Unit {
     /// How many units of time ago it began; 0: the current one.
@@ -54,7 +49,6 @@ impl Store {
 
     /// Returns the counts of all workers of the last `units` units of time, each of `length_s` seconds: of all queues,
     /// or of one.
-    #[cfg(feature = "internals")]
     pub async fn activity(
         &self,
         units: i64,

@@ -264,7 +264,6 @@ impl Store {
 
     /// Groups the latest `most` dead letters of the last hour by what their errors have in common; returns at most
     /// `limit` groups with their numbers, the largest first.
-    #[cfg_attr(not(feature = "worker"), expect(dead_code, reason = "a worker exports them"))]
     pub(crate) async fn dead_lately(
         &self,
         most: i64,

@@ -9,11 +9,11 @@ use std::{
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, Row, postgres::PgRow, query};
 
-use super::cells::{Mark, comes_from};
 use super::{
     DOCTOR_HOLDERS, DOCTOR_JOBS, DOCTOR_KINDS, DOCTOR_QUEUES, DOCTOR_RIGHTS, DOCTOR_SERVER, DOCTOR_WORKERS,
     DOCTOR_WRITE, KNOWN_JOBS, UNSERVED_SCHEDULES,
     call::{Store, StoreError},
+    cells::{Mark, comes_from},
     waiting::{KindMessages, Waiting, bind_messages},
 };
 use crate::job::JobId;
@@ -105,7 +105,6 @@ pub(crate) struct WorkerSeen {
 
 /// An active schedule whose next job no live worker would run.
 #[derive(Debug, Clone)]
-#[cfg_attr(not(feature = "internals"), allow(dead_code, reason = "the dashboard alone asks for some"))]
 pub struct UnservedSchedule {
     pub name: String,
     pub queue: String,

@@ -324,7 +324,6 @@ impl Store {
 
     /// Has recovery charge the attempt of a job of a batch handler, because it runs alone. `false`: the claim is no
     /// longer current.
-    #[cfg(feature = "worker")]
     pub(crate) async fn runs_alone(&self, of: ClaimKey) -> Result<bool, StoreError> {
         let query = query(super::RUNS_ALONE).bind(of.job).bind(of.token).bind(of.claim);
         Ok(!self.rows(query).await?.is_empty())

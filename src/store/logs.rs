@@ -4,15 +4,14 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::{Row, postgres::PgRow, query};
 
-#[cfg(feature = "worker")]
-use super::WRITE_LOGS;
 use super::{
-    JOB_LOGS,
+    JOB_LOGS, WRITE_LOGS,
     call::{Store, StoreError},
 };
-#[cfg(feature = "worker")]
-use crate::job::claim::ClaimKey;
-use crate::job::{JobId, claim::FencingToken};
+use crate::job::{
+    JobId,
+    claim::{ClaimKey, FencingToken},
+};
 
 /// The end of what an attempt has printed.
 #[derive(Debug, Clone, Serialize)]
@@ -29,7 +28,6 @@ pub struct LogRow {
 }
 
 /// What an attempt has printed so far.
-#[cfg(feature = "worker")]
 #[derive(Debug, Clone)]
 pub(crate) struct LogWrite {
     pub(crate) key: ClaimKey,
@@ -39,7 +37,6 @@ pub(crate) struct LogWrite {
 
 impl Store {
     /// Keeps the logs of attempts that still own their jobs.
-    #[cfg(feature = "worker")]
     pub(crate) async fn write_logs(&self, logs: &[LogWrite]) -> Result<(), StoreError> {
         let query = query(WRITE_LOGS)
             .bind(logs.iter().map(|log| log.key.job).collect::<Vec<_>>())

@@ -27,129 +27,84 @@
 //!
 //! Not here: the meaning of the answers (`claim`, `settle`, `recover`).
 
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 pub(crate) mod batch;
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod call;
 mod include;
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod rows;
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod jobs;
-#[cfg(feature = "worker")]
 mod recovery;
-#[cfg(feature = "gateway")]
 mod gateway;
-#[cfg(feature = "worker")]
 mod retention;
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod queues;
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod schedules;
 mod views;
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod waiting;
 mod watch;
 mod doctor;
-#[cfg(feature = "worker")]
 mod handlers;
-#[cfg(feature = "worker")]
 mod steps;
 mod audit;
 mod cells;
 mod dead;
 mod logs;
 mod quarantines;
-#[cfg(feature = "worker")]
 mod tags;
 mod redrives;
-#[cfg(feature = "internals")]
 mod bench;
-#[cfg(feature = "internals")]
 mod bench_pages;
-#[cfg(feature = "testing")]
 mod testing;
 mod migrate;
 mod schema;
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 pub(crate) mod groups;
-#[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "parts of it are a worker's"))]
 mod lanes;
-#[cfg(feature = "worker")]
 mod activity;
-#[cfg(feature = "internals")]
 mod show;
-#[cfg(feature = "internals")]
 mod kinds;
 
-#[cfg(feature = "internals")]
 pub use activity::Unit;
 pub use audit::{AuditFilter, AuditRow};
-#[cfg(feature = "internals")]
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
 pub use call::{Isolation, Store, StoreError};
 pub(crate) use cells::{BegunMove, Mark, Marked, ScheduleOfQueue};
-#[cfg(feature = "worker")]
 pub(crate) use dead::DeadLately;
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
-#[cfg_attr(
-    not(feature = "internals"),
-    allow(unused_imports, reason = "the dashboard alone needs the name")
-)]
 pub use doctor::UnservedSchedule;
 pub(crate) use doctor::{Holder, JobsSeen, PostgresSeen, QueueSeen, RightsSeen, WorkerSeen};
 pub use groups::{GroupEdge, GroupJob, Signalled, WaitsFor};
-#[cfg(feature = "worker")]
 pub(crate) use handlers::HandlerPool;
-#[cfg(feature = "internals")]
 pub use kinds::{DeadKind, FinishedKind, LiveKind};
 pub use lanes::{HeldFor, LaneRow, LanesRow};
 pub(crate) use lanes::{LanesSeen, NewLanes};
 pub use logs::LogRow;
-#[cfg(feature = "worker")]
 pub(crate) use logs::LogWrite;
 pub use migrate::MigrateError;
 pub use quarantines::QuarantineRow;
-pub(crate) use quarantines::QuarantineRule;
-#[cfg(feature = "worker")]
-pub(crate) use quarantines::{KindCounts, ProbeAnswer, WatchedKind};
+pub(crate) use quarantines::{KindCounts, ProbeAnswer, QuarantineRule, WatchedKind};
 pub use queues::QueueRow;
 pub(crate) use queues::{Change, QueueLimit};
 pub(crate) use redrives::NewRedrive;
 pub use redrives::RedriveRow;
-#[cfg(feature = "worker")]
 pub(crate) use retention::Purged;
-#[cfg(feature = "worker")]
-pub(crate) use rows::{AttemptEnd, HostWorker, Refused, Registration, Suspect, Suspects, Turns};
-pub use rows::{CancelAnswer, DueJob, ExecutionRow, JobRow, RecoveryRow, StepRow};
-#[cfg(feature = "worker")]
-pub use rows::{ClaimRequest, Completion, EndedAttempt, Keeps, LockPolicy, ProgressWrite};
-pub(crate) use rows::{NewJob, PublishedBy, RareOptions, RuleBroken};
-#[cfg(feature = "worker")]
-pub use schedules::Replaces;
-pub use schedules::ScheduleRow;
-#[cfg(feature = "worker")]
+pub(crate) use rows::{
+    AttemptEnd, HostWorker, NewJob, PublishedBy, RareOptions, Refused, Registration, RuleBroken, Suspect,
+    Suspects, Turns,
+};
+pub use rows::{
+    CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, ExecutionRow, JobRow, Keeps, LockPolicy,
+    ProgressWrite, RecoveryRow, StepRow,
+};
 pub(crate) use schedules::{DueSchedule, NewSchedule, Put};
-#[cfg_attr(not(feature = "internals"), allow(unused_imports, reason = "tests alone list the files"))]
+pub use schedules::{Replaces, ScheduleRow};
 pub use schema::{BASELINE, FUNCTIONS, MIGRATIONS, NEEDS};
-#[cfg(feature = "internals")]
 pub use show::{
     DeadGroup, DeadMatches, Event, EventCount, EventFilter, JobAction, JobTexts, ListedJob, WaitingJobs,
     WhoRuns,
 };
-#[cfg(feature = "worker")]
 pub(crate) use steps::{Recorded, Recording, Step, StepWrite};
-#[cfg(feature = "testing")]
 pub(crate) use testing::pool_of_test;
-pub use views::Schema;
-pub use views::{JobFilter, WorkerRow, WorkerState};
-#[cfg(feature = "worker")]
-pub use waiting::Unserved;
-#[cfg(feature = "internals")]
-pub use waiting::{Fleet, QueueStats};
-#[cfg(feature = "worker")]
-pub(crate) use waiting::{Found, QueueSubmitted};
-pub(crate) use waiting::{KindMessages, Misnamed, Standing, Waiting};
+pub use views::{JobFilter, Schema, WorkerRow, WorkerState};
+pub use waiting::{Fleet, QueueStats, Unserved};
+pub(crate) use waiting::{Found, KindMessages, Misnamed, QueueSubmitted, Standing, Waiting};
 pub(crate) use watch::EndsPage;
 pub use watch::{JobEnd, JobUpdate};
 
@@ -169,15 +124,13 @@ macro_rules! parts {
 
 macro_rules! statements {
     ($($constant:ident = $folder:literal $name:literal;)+) => {
-        $(#[allow(dead_code, reason = "a feature that is off may ask it")]
-        pub(crate) const $constant: &str = {
+        $(pub(crate) const $constant: &str = {
             const TEXT: &str = text!($folder, $name);
             const WHOLE: [u8; include::length(TEXT)] = include::whole(TEXT);
             include::text(&WHOLE)
         };)+
         /// Every statement, under its name. For tests that prepare and explain them.
         #[doc(hidden)]
-        #[allow(dead_code, reason = "used only by the program and tests")]
         pub const STATEMENTS: &[(&str, &str)] = &[$(($name, $constant)),+];
     };
 }

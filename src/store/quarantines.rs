@@ -7,16 +7,13 @@ use serde::Serialize;
 use sqlx::{Row, postgres::PgRow, query};
 use uuid::Uuid;
 
-#[cfg(feature = "worker")]
-use super::{CALL_QUARANTINED, REPORT_QUARANTINE, TAKE_PROBE, TEND_QUARANTINES, WATCHED_KINDS};
 use super::{
-    END_QUARANTINE, LIST_QUARANTINES, PUT_QUARANTINE, REMOVE_QUARANTINE,
+    CALL_QUARANTINED, END_QUARANTINE, LIST_QUARANTINES, PUT_QUARANTINE, REMOVE_QUARANTINE, REPORT_QUARANTINE,
+    TAKE_PROBE, TEND_QUARANTINES, WATCHED_KINDS,
     call::{Store, StoreError},
     rows::{u32_of, u64_of},
 };
-use crate::job::actor::Actor;
-#[cfg(feature = "worker")]
-use crate::job::{JobId, claim::ClaimKey};
+use crate::job::{JobId, actor::Actor, claim::ClaimKey};
 
 /// A kind that is watched, or in quarantine.
 #[derive(Debug, Clone, Serialize)]
@@ -64,7 +61,6 @@ pub(crate) struct QuarantineRule {
 }
 
 /// What a worker needs of a rule.
-#[cfg(feature = "worker")]
 #[derive(Debug)]
 pub(crate) struct WatchedKind {
     pub(crate) kind: String,
@@ -75,7 +71,6 @@ pub(crate) struct WatchedKind {
 }
 
 /// What a worker has seen of a watched kind since its last report.
-#[cfg(feature = "worker")]
 #[derive(Debug)]
 pub(crate) struct KindCounts {
     pub(crate) kind: String,
@@ -84,7 +79,6 @@ pub(crate) struct KindCounts {
 }
 
 /// A quarantine that has changed.
-#[cfg(feature = "worker")]
 #[derive(Debug)]
 pub(crate) struct QuarantineChange {
     pub(crate) kind: String,
@@ -95,7 +89,6 @@ pub(crate) struct QuarantineChange {
 }
 
 /// Whether a job of a kind in quarantine may run.
-#[cfg(feature = "worker")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProbeAnswer {
     /// It is the one that is tried.
@@ -160,7 +153,6 @@ impl Store {
     }
 }
 
-#[cfg(feature = "worker")]
 impl Store {
     /// Returns the kinds that are watched.
     pub(crate) async fn watched_kinds(&self) -> Result<Vec<WatchedKind>, StoreError> {

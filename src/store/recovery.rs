@@ -5,13 +5,11 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
-#[cfg(feature = "internals")]
-use super::MEASURE_ALONE;
 use super::{
-    ADD_MARK, CREATE_PARTITIONS, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, NOTE_REFUSED, NOTE_WAITING,
-    PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE, RESET_VANISHED,
-    RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS,
-    WORKERS_OF_HOST,
+    ADD_MARK, CREATE_PARTITIONS, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, MEASURE_ALONE, NOTE_REFUSED,
+    NOTE_WAITING, PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE,
+    RESET_VANISHED, RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE,
+    TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, Suspect, Suspects, Turns, due_jobs, ended},
     waiting::{
@@ -295,7 +293,6 @@ impl Store {
 
     /// Whether this process, which is no worker, may measure the fleet: no process has for `after`, and no other begins
     /// within `length`.
-    #[cfg(feature = "internals")]
     pub(crate) async fn measure_alone(&self, after: Duration, length: Duration) -> Result<bool, StoreError> {
         let turn = query(MEASURE_ALONE).bind(after.as_secs_f64()).bind(length.as_secs_f64());
         Ok(!self.rows(turn).await?.is_empty())

@@ -66,7 +66,6 @@ pub(crate) struct NewRedrive {
 }
 
 /// A redrive that has changed.
-#[cfg(feature = "worker")]
 #[derive(Debug)]
 pub(crate) struct RedriveChange {
     pub(crate) id: Uuid,
@@ -106,7 +105,6 @@ impl Store {
     }
 
     /// Goes on with the calm redrives that are open.
-    #[cfg(feature = "worker")]
     pub(crate) async fn tend_redrives(&self, most: i32) -> Result<Vec<RedriveChange>, StoreError> {
         let rows = self.rows(query(super::TEND_REDRIVES).bind(most)).await?;
         let change = |row: &PgRow| {

@@ -165,7 +165,6 @@ pub struct ProgressWrite {
 
 impl ProgressWrite {
     /// A write that says only that the job lives.
-    #[cfg(feature = "worker")]
     pub(crate) const fn sign_of_life(key: ClaimKey) -> Self {
         Self { key, stage: None, percent: None, message: None, checkpoint: None }
     }
@@ -437,7 +436,6 @@ pub struct JobRow {
 
 impl JobRow {
     /// Removes the payload and the output, for those who may not see them.
-    #[cfg(feature = "internals")]
     #[doc(hidden)]
     #[must_use]
     pub fn without_payload(self) -> Self {

@@ -41,7 +41,6 @@ pub(crate) struct NewSchedule<'s> {
 }
 
 /// Which version of a schedule a change replaces.
-#[cfg_attr(not(feature = "internals"), allow(dead_code, reason = "a program replaces any version"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replaces {
     /// Any, or none.

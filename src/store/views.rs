@@ -269,13 +269,11 @@ pub struct WorkerRow {
     pub draining_at: Option<DateTime<Utc>>,
     /// Where it answers over NATS; `None`: it did not reach itself there.
     #[serde(skip)]
-    #[cfg_attr(not(feature = "worker"), allow(dead_code, reason = "a drain asks there"))]
     pub(crate) probe_subject: Option<String>,
 }
 
 impl WorkerRow {
     /// The version of the worker, with its language if that is not tenure's own.
-    #[cfg(feature = "internals")]
     #[doc(hidden)]
     #[must_use]
     pub fn program(&self) -> String {
@@ -338,7 +336,6 @@ impl Store {
         with_payloads: bool,
     ) -> Result<Vec<JobRow>, StoreError> {
         let list = filter.list(limit, with_payloads);
-        #[cfg(feature = "internals")]
         if !with_payloads {
             let rows = self.rows_for_a_look(list).await?;
             return Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?);

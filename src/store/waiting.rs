@@ -156,7 +156,6 @@ impl Waiting {
 }
 
 /// The measurements of one queue.
-#[cfg_attr(not(feature = "internals"), allow(dead_code, reason = "the dashboard alone asks for some"))]
 #[derive(Debug, Clone)]
 pub struct QueueStats {
     pub queue: String,
@@ -182,7 +181,6 @@ pub struct QueueStats {
     pub max_queued: Option<i64>,
 }
 
-#[cfg(feature = "internals")]
 impl QueueStats {
     /// The number of due jobs, held ones included, and submissions.
     pub fn waiting(&self) -> i64 {

@@ -94,7 +94,6 @@ pub(super) struct Attempts<S> {
     pub(super) trace_parent: TraceParent,
     pub(super) health: Health,
     /// Whether a job loses its first claim when its handler has ended.
-    #[cfg(feature = "testing")]
     pub(super) loses_first: bool,
 }
 
@@ -161,7 +160,6 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         if keeps_log {
             job.log.keep();
         }
-        #[cfg(feature = "job-log")]
         let _listed = keeps_log.then(|| crate::observe::job_log::list(job.span.as_ref(), &job));
         self.attempt(kind, job, reservation, opened).instrument(span).await;
     }
@@ -186,7 +184,6 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             Ok(()) => self.call(kind, &job).await,
         };
         sealing::say_put_off(&job.claim.kind, &ended);
-        #[cfg(feature = "testing")]
         if self.loses_first
             && job.key.token.0 == 1
             && let Err(error) = Box::pin(self.store.lose(job.key.job)).await

@@ -63,7 +63,6 @@ impl Worker {
             handlers_on: None,
             makes_transactions: true,
             is_gateway: false,
-            #[cfg(feature = "testing")]
             loses_first: false,
         }
     }
@@ -104,7 +103,6 @@ pub struct WorkerBuilder<S = ()> {
     pub(super) makes_transactions: bool,
     /// Whether the worker also speaks the worker protocol.
     pub(super) is_gateway: bool,
-    #[cfg(feature = "testing")]
     pub(super) loses_first: bool,
 }
 
@@ -148,7 +146,6 @@ impl WorkerBuilder {
             handlers_on: self.handlers_on,
             makes_transactions: self.makes_transactions,
             is_gateway: self.is_gateway,
-            #[cfg(feature = "testing")]
             loses_first: self.loses_first,
         }
     }
@@ -410,32 +407,6 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         self
     }
 
-    /// Also serves workers in other languages, which speak the
-    /// [worker protocol](https://github.com/tenure-rs/tenure/blob/main/docs/worker-protocol.md) over NATS, of any
-    /// queue. Such a worker needs no handler and no queue of its own. Any number of workers may do so: each request
-    /// goes to one of them.
-    #[cfg(feature = "gateway")]
-    pub fn gateway(mut self) -> Self {
-        self.is_gateway = true;
-        self
-    }
-
-    /// Declares that the handlers are commands, which call neither `once` nor `fenced_tx`.
-    #[cfg(feature = "internals")]
-    #[doc(hidden)]
-    pub fn without_transactions(mut self) -> Self {
-        self.makes_transactions = false;
-        self
-    }
-
-    /// Limits the worker to these ways of recovery, for tests of one of them.
-    #[cfg(feature = "internals")]
-    #[doc(hidden)]
-    pub fn recovery(mut self, ways: &[Recovery]) -> Self {
-        self.recovery = ways.to_vec();
-        self
-    }
-
     /// Returns the names of the queues that the worker serves, or the first error of its description.
     pub(crate) fn queue_names(self) -> Result<Vec<String>, WorkerError> {
         self.error.map_or_else(|| Ok(self.queues.names()), Err)
@@ -448,13 +419,11 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
     }
 
     /// Returns the worker's queues, and the kinds that it knows; `None` means every kind.
-    #[cfg(feature = "testing")]
     pub(crate) fn serves(&self) -> (Vec<String>, Option<Vec<String>>) {
         (self.queues.names(), self.kinds.names())
     }
 
     /// Makes each job lose its first claim when its handler has ended, before the end is written. For tests.
-    #[cfg(feature = "testing")]
     pub(crate) fn losing_first(mut self) -> Self {
         self.loses_first = true;
         self
@@ -465,5 +434,21 @@ impl<S: Send + Sync + 'static> WorkerBuilder<S> {
         if let Err(error) = done {
             self.error.get_or_insert(error.into());
         }
+    }
+}
+
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+impl<S: Send + Sync + 'static> WorkerBuilder<S> {
+    /// Declares that the handlers are commands, which call neither `once` nor `fenced_tx`.
+    pub fn without_transactions(mut self) -> Self {
+        self.makes_transactions = false;
+        self
+    }
+
+    /// Limits the worker to these ways of recovery, for tests of one of them.
+    pub fn recovery(mut self, ways: &[Recovery]) -> Self {
+        self.recovery = ways.to_vec();
+        self
     }
 }

@@ -1,7 +1,5 @@
 //! Compose: makes the parts of a worker from its description. Nothing runs yet.
 
-#[cfg(feature = "http")]
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rand::distr::{Alphanumeric, SampleString};
@@ -10,14 +8,9 @@ use super::{
     attempt::{Attempts, Handlers},
     builder::WorkerBuilder,
     error::WorkerError,
+    gateway::OwnGateway,
     life::Life,
-};
-#[cfg(feature = "http")]
-use crate::observe::{health::Health, http};
-#[cfg(feature = "gateway")]
-use crate::{
-    client::Tenure,
-    gateway::{Gateway, Parts},
+    port,
 };
 use crate::{
     config::Config,
@@ -40,13 +33,7 @@ impl<S: Send + Sync + 'static> Life<S> {
         let hostname = hostname(&config)?;
         let worker_id = new_id(&hostname);
 
-        #[cfg(feature = "http")]
-        let server = serve_health(config.listen, &builder.health)?;
-        #[cfg(not(feature = "http"))]
-        if let Some(address) = config.listen {
-            let reason = "this program was built without tenure's feature `http`".to_owned();
-            return Err(WorkerError::Listen { address, reason });
-        }
+        let server = port::open(config.listen, &builder.health)?;
         // Not earlier: the measures register with the recorder that is installed by now.
         builder.kinds.measure();
         builder.kinds.surround(&builder.layers);
@@ -110,14 +97,10 @@ impl<S: Send + Sync + 'static> Life<S> {
             worker_id: worker_id.clone(),
             trace_parent: config.trace_parent,
             health: builder.health.clone(),
-            #[cfg(feature = "testing")]
             loses_first: builder.loses_first,
         });
-        #[cfg(feature = "gateway")]
-        let gateway = builder.is_gateway.then(|| gateway_of(&builder.tenure, &attempts));
         Ok(Self {
-            #[cfg(feature = "gateway")]
-            gateway,
+            gateway: OwnGateway::of(builder.is_gateway, &builder.tenure, &attempts),
             worker_id,
             hostname,
             config,
@@ -130,7 +113,6 @@ impl<S: Send + Sync + 'static> Life<S> {
             queues,
             running,
             attempts,
-            #[cfg(feature = "http")]
             _server: server,
         })
     }
@@ -149,18 +131,6 @@ fn check_that_it_runs_jobs<S: Send + Sync + 'static>(builder: &WorkerBuilder<S>)
         return Err(WorkerError::Nothing("handler"));
     }
     if lacks(builder.queues.is_empty()) { Err(WorkerError::Nothing("queue")) } else { Ok(()) }
-}
-
-#[cfg(feature = "gateway")]
-fn gateway_of<S>(tenure: &Tenure, attempts: &Attempts<S>) -> Gateway {
-    Gateway::new(Parts {
-        tenure: tenure.clone(),
-        deliver: attempts.deliver.clone(),
-        settle: attempts.settle.clone(),
-        heartbeat: attempts.heartbeat.clone(),
-        hints: attempts.hints.clone(),
-        worker_id: attempts.worker_id.clone(),
-    })
 }
 
 /// Logs that handlers may have to wait for connections.
@@ -183,16 +153,4 @@ fn hostname(config: &Config) -> Result<String, WorkerError> {
         return Ok(name.clone());
     }
     hostname::get().ok().and_then(|name| name.into_string().ok()).ok_or(WorkerError::Hostname)
-}
-
-/// Serves probes and metrics at the address of the settings.
-#[cfg(feature = "http")]
-pub(crate) fn serve_health(
-    listen: Option<SocketAddr>,
-    health: &Health,
-) -> Result<Option<http::Server>, WorkerError> {
-    let Some(address) = listen else { return Ok(None) };
-    let router = http::probes(health.clone()).route("/metrics", http::metrics());
-    let server = http::Server::start(address, router, "/metrics, /livez, /readyz and /startupz");
-    server.map(Some).map_err(|error| WorkerError::Listen { address, reason: error.to_string() })
 }

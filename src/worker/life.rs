@@ -11,12 +11,11 @@ use std::{
 use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-#[cfg(feature = "gateway")]
-use super::loops::gateway::{ReportOthers, ServeOthers};
 use super::{
     attempt::Attempts,
     builder::Recovery,
     error::WorkerError,
+    gateway::OwnGateway,
     loops::{
         Loops,
         alive::{Beat, Renew},
@@ -33,6 +32,7 @@ use super::{
         tags::CountTags,
         turns::TakeTurns,
     },
+    port::Server,
     presence::Presence,
     pull::{PullQueue, queue_of},
     queues::Queues,
@@ -71,10 +71,8 @@ pub(super) struct Life<S> {
     pub(super) queues: Arc<Queues>,
     pub(super) running: Running,
     pub(super) attempts: Arc<Attempts<S>>,
-    #[cfg(feature = "gateway")]
-    pub(super) gateway: Option<crate::gateway::Gateway>,
-    #[cfg(feature = "http")]
-    pub(super) _server: Option<crate::observe::http::Server>,
+    pub(super) gateway: OwnGateway,
+    pub(super) _server: Option<Server>,
 }
 
 /// Parts that other parts of a started worker share.
@@ -242,8 +240,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             hostname: self.hostname.clone(),
         });
         loops.spawn(common.report.clone());
-        #[cfg(feature = "gateway")]
-        self.spawn_gateway(loops);
+        self.gateway.spawn(loops, &self.health, self.config.timing.renew_every);
         loops.spawn(Admit {
             store: store(),
             publications: self.publications.clone(),
@@ -302,15 +299,6 @@ impl<S: Send + Sync + 'static> Life<S> {
         if self.takes_part(Recovery::Relay) {
             self.spawn_relay(loops, common);
         }
-    }
-
-    #[cfg(feature = "gateway")]
-    fn spawn_gateway(&self, loops: &mut Loops) {
-        let Some(gateway) = &self.gateway else { return };
-        loops.spawn(ServeOthers { gateway: gateway.clone() });
-        self.health.lacks("gateway", "not tried yet");
-        let health = self.health.clone();
-        loops.spawn(ReportOthers { gateway: gateway.clone(), health, every: self.config.timing.renew_every });
     }
 
     /// Spawns the loops that export gauges of the fleet, and those of quarantines, tags and logs.
@@ -395,7 +383,6 @@ impl<S: Send + Sync + 'static> Life<S> {
             store: self.store.clone(),
             nats: self.nats.clone(),
             running: self.running.clone(),
-            #[cfg(feature = "gateway")]
             gateway: self.gateway.clone(),
             relay: common.relay,
             relays: self.takes_part(Recovery::Relay),

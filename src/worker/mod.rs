@@ -14,9 +14,12 @@ mod builder;
 mod compose;
 pub mod counts;
 mod error;
+#[cfg_attr(not(feature = "gateway"), path = "no_gateway.rs")]
+mod gateway;
 mod handle;
 mod life;
 mod loops;
+pub(crate) mod port;
 mod presence;
 mod pull;
 mod queues;
@@ -26,12 +29,8 @@ mod start;
 mod topology;
 mod turns;
 
-#[cfg(feature = "internals")]
-pub use self::builder::Recovery;
-#[cfg(feature = "http")]
-pub(crate) use self::compose::serve_health;
 pub use self::{
-    builder::{Worker, WorkerBuilder},
+    builder::{Recovery, Worker, WorkerBuilder},
     error::WorkerError,
     handle::WorkerHandle,
     signal::shutdown_signal,

@@ -9,7 +9,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::loops::{Loops, figures::Report, relay::Relay};
+use super::{
+    gateway::OwnGateway,
+    loops::{Loops, figures::Report, relay::Relay},
+};
 use crate::{
     config::Timing,
     nats::Nats,
@@ -23,8 +26,7 @@ pub(super) struct Shutdown {
     pub(super) store: Store,
     pub(super) nats: Nats,
     pub(super) running: Running,
-    #[cfg(feature = "gateway")]
-    pub(super) gateway: Option<crate::gateway::Gateway>,
+    pub(super) gateway: OwnGateway,
     pub(super) relay: Relay,
     /// Whether this worker takes part in relaying.
     pub(super) relays: bool,
@@ -57,16 +59,9 @@ impl Shutdown {
             // A pull that panicked has dropped its jobs, which other workers recover.
             jobs.extend(pulled.ok());
         }
-        #[cfg(feature = "gateway")]
-        if let Some(gateway) = &self.gateway {
-            // Workers behind it turn to another gateway, and settle their jobs there.
-            tokio::join!(self.end(&mut jobs), gateway.stop());
-            gateway.report_rates().await;
-        } else {
-            self.end(&mut jobs).await;
-        }
-        #[cfg(not(feature = "gateway"))]
-        self.end(&mut jobs).await;
+        // Workers behind its gateway turn to another one, and settle their jobs there.
+        tokio::join!(self.end(&mut jobs), self.gateway.stop());
+        self.gateway.report_rates().await;
         let relayed_by = Instant::now() + self.timing.publish_within;
         if self.relays {
             drop(timeout_at(relayed_by, self.relay.publish_due()).await);

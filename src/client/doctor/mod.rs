@@ -13,7 +13,6 @@ mod nats;
 mod postgres;
 mod quarantine;
 
-#[cfg(feature = "internals")]
 pub use jobs::SCANS_MISSED;
 
 use std::time::Duration;

@@ -51,7 +51,6 @@ fn around() -> Context {
     if context.span().span_context().is_valid() { context } else { Context::current() }
 }
 
-#[cfg(feature = "internals")]
 pub(super) fn here() -> Option<TraceContext> {
     span_of(&around())
 }

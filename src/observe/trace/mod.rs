@@ -13,8 +13,8 @@
 //!
 //! Not here: the export (`otel`).
 
-#[cfg(feature = "otel")]
-mod bridge;
+#[cfg_attr(not(feature = "otel"), path = "no_bridge.rs")]
+pub(super) mod bridge;
 
 use std::fmt;
 
@@ -24,9 +24,6 @@ use crate::{
     config::TraceParent,
     job::{JobId, attempt::AttemptOutcome, claim::Claim},
 };
-
-#[cfg(feature = "otel")]
-pub(crate) use bridge::DerivedIds;
 
 /// The content of a W3C `traceparent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +100,6 @@ pub(crate) fn send(sending: Sending<'_>) -> (Span, Option<String>) {
         otel.kind = Empty,
     );
     let given = given.and_then(TraceContext::parse);
-    #[cfg(feature = "otel")]
     let given = bridge::send(&span, sending, given);
     (span, given.map(|context| context.to_string()))
 }
@@ -115,16 +111,12 @@ pub(crate) fn sent(span: &Span, job: JobId, is_duplicate: bool) {
     }
     span.record("job", tracing::field::display(job));
     span.record("duplicate", is_duplicate);
-    #[cfg(feature = "otel")]
     bridge::sent(span, job, is_duplicate);
 }
 
 /// Records that sending failed.
 pub(crate) fn not_sent(span: &Span) {
-    #[cfg(feature = "otel")]
     bridge::failed(span, "not_enqueued");
-    #[cfg(not(feature = "otel"))]
-    let _: &Span = span;
 }
 
 /// Returns the span of one attempt.
@@ -145,10 +137,7 @@ pub(crate) fn process(claim: &Claim, worker: &str, parent: TraceParent) -> Span 
         otel.name = Empty,
         otel.kind = Empty,
     );
-    #[cfg(feature = "otel")]
     bridge::process(&span, claim, worker, parent);
-    #[cfg(not(feature = "otel"))]
-    let _: TraceParent = parent;
     span
 }
 
@@ -159,20 +148,12 @@ pub(crate) fn ended(outcome: AttemptOutcome) {
         return;
     }
     span.record("outcome", outcome.as_str());
-    #[cfg(feature = "otel")]
     bridge::ended(&span, outcome);
 }
 
 /// Returns the `traceparent` of the current span, for a program that is started here. `None`: no layer listens.
-#[cfg(all(feature = "internals", feature = "otel"))]
 pub fn here() -> Option<String> {
     bridge::here().map(|context| context.to_string())
-}
-
-/// Returns `None`: without the feature `otel`, no layer listens.
-#[cfg(all(feature = "internals", not(feature = "otel")))]
-pub fn here() -> Option<String> {
-    None
 }
 
 #[cfg(test)]

@@ -304,7 +304,7 @@ impl<S> JobContext<S> {
     }
 
     /// [`JobContext::progress`] and [`JobContext::save_checkpoint`] in one call that never waits.
-    #[cfg(feature = "internals")]
+    #[cfg(any(feature = "internals", test))]
     #[doc(hidden)]
     pub fn report_now(
         &self,
@@ -481,5 +481,5 @@ impl JobError {
     }
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests;

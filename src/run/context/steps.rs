@@ -22,7 +22,6 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
-#[cfg(feature = "gateway")]
 use serde_json::value::RawValue;
 use tokio::time::sleep;
 
@@ -326,7 +325,6 @@ impl<S> JobContext<S> {
 }
 
 /// The calls of handlers in other processes.
-#[cfg(feature = "gateway")]
 impl<S> JobContext<S> {
     /// Returns the result of a step that an earlier attempt has recorded, as JSON text, sealed or not: that process
     /// opens it. Keeps nothing for the next call.

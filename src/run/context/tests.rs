@@ -163,7 +163,6 @@ async fn a_checkpoint_that_cannot_be_stored_is_refused_with_the_reason() {
 }
 
 /// `report_now` never waits, and a report with a refused checkpoint still is a sign of life.
-#[cfg(feature = "internals")]
 #[tokio::test]
 async fn a_program_reports_without_waiting() {
     let One { context, .. } = one().await;

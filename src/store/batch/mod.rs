@@ -307,7 +307,7 @@ pub(crate) fn in_order<T>(places: Vec<usize>, answers: Vec<T>) -> Vec<T> {
     sorted.into_iter().map(|(_, answer)| answer).collect()
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 mod tests {
     use std::sync::Arc;
 

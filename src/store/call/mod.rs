@@ -202,14 +202,12 @@ impl Store {
 
     /// Returns for how long Postgres has answered every call since its last outage, and how long that was. `None`:
     /// there was none, or it lasts.
-    #[cfg(feature = "internals")]
     pub fn back_for(&self) -> Option<(Duration, Duration)> {
         let now = *self.availability.borrow();
         (now.up && now.outages > 0).then(|| (now.since.elapsed(), now.away_for))
     }
 
     /// Returns the last write that Postgres had no room for, and how long ago that was, unless it has taken one since.
-    #[cfg(feature = "internals")]
     pub fn no_room(&self) -> Option<(Duration, String)> {
         self.no_room.last()
     }
@@ -393,7 +391,7 @@ fn sorted<T>(answer: Result<T, sqlx::Error>) -> Result<T, StoreError> {
     })
 }
 
-#[cfg(all(test, feature = "dev"))]
+#[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;

@@ -14,7 +14,6 @@ use sqlx::{SqlStr, error::DatabaseError};
 /// How long a page shows the error after the last refused write. While the disk is full, `tenure serve` is refused at
 /// each of its measurements, and so shows the error all the time. A process that seldom writes may not notice when the
 /// disk has room again.
-#[cfg(feature = "internals")]
 const SHOWN_FOR: std::time::Duration = std::time::Duration::from_mins(2);
 
 /// The last write that Postgres had no room for.
@@ -49,7 +48,6 @@ impl NoRoom {
     }
 
     /// Returns how long ago that was, and the error.
-    #[cfg(feature = "internals")]
     pub(super) fn last(&self) -> Option<(std::time::Duration, String)> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (at, text) = last.filter(|_| self.is_noted.load(Ordering::Acquire))?;

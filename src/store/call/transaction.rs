@@ -161,7 +161,6 @@ impl Store {
 
     /// Runs a statement for a person who looks at a page. The server ends it in half the time of a call: the person may
     /// have gone, and many people may look.
-    #[cfg(feature = "internals")]
     pub(in crate::store) async fn rows_for_a_look(
         &self,
         query: Query<'static, Postgres, PgArguments>,

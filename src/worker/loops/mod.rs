@@ -7,8 +7,6 @@ pub(super) mod alive;
 pub(super) mod claims;
 pub(super) mod control;
 pub(super) mod figures;
-#[cfg(feature = "gateway")]
-pub(super) mod gateway;
 pub(super) mod groups;
 pub(super) mod lanes;
 pub(super) mod logs;
@@ -82,6 +80,6 @@ impl Loops {
 }
 
 /// Returns `every`, spread by ±20 %, so that many workers do not act in step.
-fn jittered(every: Duration) -> Duration {
+pub(super) fn jittered(every: Duration) -> Duration {
     every.mul_f64(rand::random_range(0.8..1.2))
 }

@@ -1,59 +1,39 @@
 //! Log: the program's log on standard error, for people or for programs, and the export of its spans.
 
-use std::{io::IsTerminal, time::Duration};
+#[cfg_attr(not(feature = "otel"), path = "log/no_traces.rs")]
+mod traces;
+
+use std::io::IsTerminal;
 
 use tracing_subscriber::{EnvFilter, Layer, Registry, prelude::*};
 
+use self::traces::Traces;
 use super::{Command, Usage};
-#[cfg(feature = "otel")]
-use tenure::otel::Traces;
 
 /// The variable that sets the format of the log lines.
 const FORMAT: &str = "TENURE_LOG_FORMAT";
-
-/// How long the program waits at its end for a collector that does not answer.
-const FLUSHED_WITHIN: Duration = Duration::from_secs(2);
 
 type Layers = Vec<Box<dyn Layer<Registry> + Send + Sync>>;
 
 /// The log, which must be finished before the program ends.
 #[must_use = "pending spans are lost unless it is finished"]
 pub(super) struct Log {
-    #[cfg(feature = "otel")]
-    traces: Option<Traces>,
+    traces: Traces,
 }
 
 impl Log {
     /// Starts logging.
     pub(super) fn start(command: &Command) -> Result<Self, Usage> {
         let mut layers: Layers = vec![lines(format()?, filter()?)];
-        #[cfg(feature = "otel")]
-        let traces = traces(command, &mut layers);
-        #[cfg(not(feature = "otel"))]
-        let _: &Command = command;
-        tracing_subscriber::registry().with(std::mem::take(&mut layers)).init();
-        #[cfg(feature = "otel")]
-        let traces = traces.unwrap_or_else(|error| {
-            // Jobs run without traces, too.
-            tracing::warn!(%error, "could not set up the export of traces; this process exports none");
-            None
-        });
-        Ok(Self {
-            #[cfg(feature = "otel")]
-            traces,
-        })
+        let traces = Traces::start(command, &mut layers);
+        tracing_subscriber::registry().with(layers).init();
+        traces.tell();
+        Ok(Self { traces })
     }
 
-    /// Exports the pending spans, as many as the collector accepts within [`FLUSHED_WITHIN`].
+    /// Exports the pending spans.
     pub(super) fn finish(self) {
-        #[cfg(feature = "otel")]
-        if let Some(traces) = self.traces
-            && let Err(error) = traces.finish(FLUSHED_WITHIN)
-        {
-            tracing::warn!(%error, "could not export the last traces; they are lost");
-        }
-        #[cfg(not(feature = "otel"))]
-        let _: Duration = FLUSHED_WITHIN;
+        self.traces.finish();
     }
 }
 
@@ -106,17 +86,4 @@ fn lines(format: Format, filter: EnvFilter) -> Box<dyn Layer<Registry> + Send + 
             .with_filter(filter)
             .boxed(),
     }
-}
-
-/// Starts the export of spans for the commands that have any.
-#[cfg(feature = "otel")]
-fn traces(command: &Command, layers: &mut Layers) -> Result<Option<Traces>, tenure::otel::TracesError> {
-    if !matches!(command, Command::Work(_) | Command::Enqueue(_) | Command::Serve { .. }) {
-        return Ok(None);
-    }
-    let traces = Traces::from_env()?;
-    if let Some(traces) = &traces {
-        layers.push(traces.layer::<Registry>().boxed());
-    }
-    Ok(traces)
 }
