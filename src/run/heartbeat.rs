@@ -459,11 +459,16 @@ impl Heartbeat {
             tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0, worker, write, "{REFUSED}");
         }
         metrics::refused_write(write);
-        let noted = self.shared.store.note_refused(&[(job.key, write.into())], &self.shared.worker_id).await;
-        if let Err(error) = noted {
-            tracing::warn!(parent: None, job = %job.key.job, token = job.key.token.0,
-                worker = self.shared.worker_id, %error, "could not record a refused write in tenure.recovery_events");
-        }
+        let (store, worker, key) = (self.shared.store.clone(), self.shared.worker_id.clone(), job.key);
+        // In a task of its own: the handler that meets the refusal is dropped at the end of its grace.
+        let note = async move {
+            if let Err(error) = store.note_refused(&[(key, write.into())], &worker).await {
+                tracing::warn!(parent: None, job = %key.job, token = key.token.0, worker, %error,
+                    "could not record a refused write in tenure.recovery_events");
+            }
+        };
+        // A note that panics ends here.
+        tokio::spawn(note).await.ok();
     }
 
     /// Logs a call of a context whose attempt has ended here, once per job. It is not a stale write.

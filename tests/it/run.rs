@@ -548,13 +548,13 @@ async fn business_writes_and_completion_are_one_commit() {
 }
 
 /// The row is reset and claimed again between the handler's write and its commit.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_whose_job_was_taken_meanwhile_is_rolled_back() {
-    let bench = bench().await;
+/// A job is reset, and runs again, while its handler is in a transaction with the fence. Then, for `locked_for`, no
+/// refusal can be recorded. Returns what the handler has learnt, if it was not dropped before.
+async fn taken_meanwhile(bench: &Bench, locked_for: Duration) -> Vec<(bool, CancelReason)> {
     bench.execute("CREATE TABLE public.app_effects (token bigint)").await;
     let errors = Arc::new(Mutex::new(Vec::new()));
     let (seen, pool) = (errors.clone(), bench.pool.clone());
-    let worker = worker(&bench, KindOptions::new(), move |_, ctx: JobContext| {
+    let worker = worker(bench, KindOptions::new(), move |_, ctx: JobContext| {
         let (seen, pool) = (seen.clone(), pool.clone());
         async move {
             let token = ctx.token();
@@ -571,9 +571,18 @@ async fn a_transaction_whose_job_was_taken_meanwhile_is_rolled_back() {
                         loop {
                             let gone: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.all_jobs WHERE id = $1 AND (fencing_token > 1 OR status = 'queued')").bind(id).fetch_one(&steal).await?;
                             if gone == 1 {
-                                return Ok(());
+                                break;
                             }
                         }
+                        let mut locked = steal.begin().await?;
+                        if !locked_for.is_zero() {
+                            sqlx::query("LOCK TABLE tenure.recovery_events IN SHARE MODE").execute(&mut *locked).await?;
+                        }
+                        tokio::spawn(async move {
+                            tokio::time::sleep(locked_for).await;
+                            locked.commit().await
+                        });
+                        Ok(())
                     })
                 .await;
             let error = fenced.unwrap_err();
@@ -582,13 +591,27 @@ async fn a_transaction_whose_job_was_taken_meanwhile_is_rolled_back() {
             Err(error)
         }
     });
-    let id = enqueue(&bench, json!(1), 5).await;
+    let id = enqueue(bench, json!(1), 5).await;
     assert_eq!(bench.until_finished(id).await.output, Some(json!("second")));
     // Of a job's refused writes the first is recorded: a heartbeat may have come before the transaction's end.
     bench.until_count("tenure.recovery_events WHERE event = 'refused_write'", 1).await;
-    assert_eq!(*errors.lock().unwrap(), [(true, CancelReason::Lost)]);
     assert_eq!(bench.count("public.app_effects").await, 0);
     worker.stop().await;
+    std::mem::take(&mut *errors.lock().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_whose_job_was_taken_meanwhile_is_rolled_back() {
+    let bench = bench_with(|config| config.timing.cancel_grace = Duration::from_secs(60)).await;
+    let learnt = taken_meanwhile(&bench, Duration::ZERO).await;
+    assert_eq!(learnt, [(true, CancelReason::Lost)]);
+}
+
+/// The handler that meets the refusal is dropped at the end of its grace, half a second, while the record waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_write_is_recorded_although_its_handler_is_dropped_meanwhile() {
+    let bench = bench().await;
+    taken_meanwhile(&bench, Duration::from_millis(1_500)).await;
 }
 
 /// Only the heartbeat can stop a handler that reports nothing; its slot must become free again.
