@@ -9,7 +9,8 @@
 # make mutants   plants mistakes in the statements, each of which a test must catch; OF=code make mutants: in the code
 # make bench     measures tenure and five other libraries; OF=tenure, OF=retention, OF=gateway or OF=peers make bench: that part
 # make rolling-upgrade  updates a fleet under load from the last checkout before the baseline, goes back, and on again; FROM=COMMIT
-# make release   oldest Rust, licences and advisories, packages, public API, unused dependencies; ONLY=package make release
+# make release   oldest Rust, licences and advisories, packages, public API, unused dependencies, and what scripts/when-changed
+#                leaves out where its paths have not changed; ONLY=package make release: one of them
 # make pictures  takes the pictures of the dashboard in docs/images
 # make book      the guide as a book, in target/book
 # Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, static, scale, lines.
@@ -73,7 +74,8 @@ rolling-upgrade:
 	@scripts/rolling-upgrade $(or $(FROM),ebf7e6a)
 
 release:
-	@scripts/release $(ONLY)
+	@scripts/release $(or $(ONLY),msrv licences semver unused)
+	@[ -n "$(ONLY)" ] || FORCE=1 scripts/when-changed deploy package kit-mistakes postgres-17
 
 pictures:
 	@scripts/pictures
@@ -106,9 +108,11 @@ run-demo:
 	$(BUILT)/debug/examples/code_evolution demo
 
 # Most tests wait for an event: more of them run at once than there are cores.
-run-test: export RUST_TEST_THREADS ?= 4
+run-test: export RUST_TEST_THREADS ?= 8
 run-test:
-	PYTHONPATH=$(CURDIR)/.tools/python scripts/test --locked --all-features $(TESTS)
+	@rm -f $(BUILT)/failed-tests.json
+	PYTHONPATH=$(CURDIR)/.tools/python scripts/test --locked --all-features $(TESTS) || \
+		{ [ -n "$(CI)" ] && PYTHONPATH=$(CURDIR)/.tools/python scripts/test --again; }
 
 # Runs the tests that depend on Postgres, without pg_basebackup. The user of Postgres may not read a home folder, so a copy runs.
 run-test-postgres:

@@ -47,7 +47,7 @@ fn planted(folder: &Path, with: &[&str]) -> [(Option<i32>, String); 2] {
         format!("#!/bin/sh\necho '     Running unittests src/lib.rs ({shown})'\nexec {shown}\n"),
     )
     .unwrap();
-    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+    allow(&cargo);
     let run = |arguments: &[&str]| -> Output {
         let mut script = Command::new("python3");
         script.arg(Path::new(ROOT).join("scripts/test")).args(arguments);
@@ -60,6 +60,11 @@ fn planted(folder: &Path, with: &[&str]) -> [(Option<i32>, String); 2] {
     };
     [run(&["--all-features"]), run(&["--again"])]
         .map(|done| (done.status.code(), String::from_utf8(done.stdout).unwrap()))
+}
+
+/// Lets a file be executed.
+fn allow(script: &Path) {
+    fs::set_permissions(script, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 #[test]
@@ -91,6 +96,7 @@ fn a_run_that_breaks_otherwise_is_not_repeated() {
     let folder = tempfile::tempdir().unwrap();
     let cargo = folder.path().join("cargo");
     fs::write(&cargo, "#!/bin/sh\necho 'error: could not compile'\nexit 101\n").unwrap();
+    allow(&cargo);
     let run = |argument: &str| {
         let mut script = Command::new("python3");
         script.arg(Path::new(ROOT).join("scripts/test")).arg(argument);

@@ -288,13 +288,14 @@ async fn a_wait_and_a_stream_that_outlive_the_server_are_answered() {
     let job = api.enqueue(json!({ "do": "wait" })).await;
     let working = worker(&bench);
     until_running(&bench, &job).await;
-    let mut events = Events::open(api.dashboard.address, &format!("/jobs/{job}/watch"), "").await;
-    events.event().await.unwrap();
     let address = api.dashboard.address;
     let path = format!("/api/v1/jobs/{job}/wait?timeout=60s");
     let before = now(&bench).await;
     let waits = tokio::task::spawn_blocking(move || crate::harness::ask(address, "GET", &path, &[], ""));
+    // Before the stream, which looks at the database as the wait does.
     until_waiting(&bench, &before).await;
+    let mut events = Events::open(address, &format!("/jobs/{job}/watch"), "").await;
+    events.event().await.unwrap();
     api.dashboard.serve.signal(Signal::TERM);
     let asked_at = Instant::now();
     let answer = waits.await.unwrap().expect("an answer");
