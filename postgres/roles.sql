@@ -150,6 +150,8 @@ DO $$ BEGIN
     IF NOT pg_has_role('tenure_operator', 'tenure_worker', 'MEMBER') THEN
         GRANT tenure_worker TO tenure_operator;
     END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE WARNING 'tenure_operator is no member of tenure_worker: GRANT tenure_worker TO tenure_operator as a role that may';
 END $$;
 GRANT SELECT ON tenure.audit TO tenure_operator;
 GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedules TO tenure_operator;

@@ -1,6 +1,7 @@
 //! Redrives: goes on with calm redrives. The worker that has the relay's turn does, once a second, while one is open.
 //!
-//! Not here: what is redriven next, and when one stops. `tenure.tend_redrives` in `migrations/functions/redrives` decides.
+//! Not here: what is redriven next, and when one stops. `tenure.tend_redrives` in `migrations/functions/redrives`
+//! decides.
 //! The relay publishes the jobs.
 
 use crate::{

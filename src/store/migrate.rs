@@ -69,6 +69,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
+/// The name of the grants among what was applied.
+const ROLES_FILE: &str = "postgres/roles.sql";
+
 /// How often `migrate` looks for the holders of a lock; shorter than the wait for one.
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
@@ -138,8 +141,9 @@ impl MigrateError {
     }
 }
 
+/// Whether another session was in the way, by a lock or by a change of the same row of the catalogue.
 fn is_of_a_lock(error: &StoreError) -> bool {
-    error.is_locked() || error.is_deadlock()
+    error.is_locked() || error.is_deadlock() || error.to_string().contains("tuple concurrently updated")
 }
 
 impl Store {
@@ -305,6 +309,15 @@ async fn apply_missing(
     {
         return Err(MigrateError::TooOld { version });
     }
+    let newest = MIGRATIONS.iter().chain(further).map(|migration| migration.0).max();
+    if ledger.iter().map(|applied| applied.0).max() > newest.max(Some(BASELINE_VERSION)) {
+        // Its functions and grants are those of that release, which this program works with unless its checks say so.
+        tracing::warn!(
+            needs = NEEDS,
+            "a newer release has migrated this database: `migrate` of this one changes nothing"
+        );
+        return Ok(Vec::new());
+    }
     let changed = apply_functions(transaction).await?;
     let mut applied = Vec::new();
     let baseline: String = BASELINE.iter().map(|(_, sql)| *sql).collect();
@@ -416,26 +429,38 @@ async fn note(
     Ok(())
 }
 
-/// Grants what `postgres/roles.sql` says, if its roles exist, this role may grant, and something has changed or the
-/// roles have no rights yet.
+/// Grants what `postgres/roles.sql` says, if its roles exist, this role may grant, and something has changed: the
+/// schema, that file, or the roles, which have no rights yet.
 async fn grant(transaction: &mut PgConnection, has_changed: bool) -> Result<(), StoreError> {
     let row = query(GRANTABLE).fetch_one(&mut *transaction).await?;
-    if !row.try_get::<bool, _>("are_there")? || !row.try_get::<bool, _>("may_grant")? {
+    let lacks: Vec<String> = row.try_get("lacks")?;
+    if lacks.len() == row.try_get::<i64, _>("roles")?.unsigned_abs().try_into().unwrap_or(usize::MAX) {
         return Ok(());
     }
-    if !has_changed && row.try_get::<bool, _>("are_granted")? {
+    if !lacks.is_empty() {
+        let lacks = lacks.join(", ");
+        tracing::warn!(
+            lacks,
+            "some roles of postgres/roles.sql do not exist, and none gets a grant; run that file"
+        );
+        return Ok(());
+    }
+    let is_granted = row.try_get::<Option<Vec<u8>>, _>("granted")? == Some(checksum(ROLES));
+    if !row.try_get::<bool, _>("may_grant")? || is_granted && !has_changed && row.try_get("have_rights")? {
         return Ok(());
     }
     let mut savepoint = transaction.begin().await?;
     match raw_sql(ROLES).execute(&mut *savepoint).await.map_err(StoreError::from) {
-        Ok(_) => Ok(savepoint.commit().await?),
+        Ok(_) => savepoint.commit().await?,
         Err(error) if error.is_denied() => {
             savepoint.rollback().await?;
-            tracing::warn!(%error, "this role may not grant all of postgres/roles.sql; run it with psql as a role that may");
-            Ok(())
+            tracing::warn!(%error, "may not grant all of postgres/roles.sql; run it with psql as a role that may");
+            return Ok(());
         }
-        Err(error) => Err(error),
+        Err(error) => return Err(error),
     }
+    query(NOTE_FUNCTION).bind(ROLES_FILE).bind(checksum(ROLES)).execute(transaction).await?;
+    Ok(())
 }
 
 fn checksum(sql: &str) -> Vec<u8> {

@@ -315,7 +315,7 @@ impl Schema {
 impl Store {
     /// Returns the version of the schema.
     pub async fn schema(&self) -> Result<Schema, StoreError> {
-        let rows = self.rows(query(SCHEMA_VERSION).bind(CALLED_FUNCTIONS.as_slice())).await?;
+        let rows = self.rows(query(SCHEMA_VERSION).bind(CALLED_FUNCTIONS)).await?;
         let Some(row) = rows.first() else { return Ok(Schema::default()) };
         let (version, breaks_before) = (row.try_get("version")?, row.try_get("breaks_before")?);
         Ok(Schema { version, breaks_before, lacks: row.try_get("lacks")? })

@@ -123,13 +123,13 @@ impl Start {
                     let Schema { version, breaks_before, .. } = is;
                     return Err(WorkerError::TooOld { version, breaks_before, knows: NEEDS });
                 }
-                Ok(is) => match is.lack() {
-                    Some(lack) => lack,
-                    None => {
+                Ok(is) => {
+                    let Some(lack) = is.lack() else {
                         self.health.has("schema");
                         return Ok(());
-                    }
-                },
+                    };
+                    lack
+                }
                 Err(StoreError::NotMigrated(_)) => {
                     "this database has no tenure schema; run `tenure migrate`".to_owned()
                 }

@@ -24,13 +24,6 @@ const TAKEN: &[(&str, &[&str])] = &[
     ("tenure.workers", &["queue"]),
 ];
 
-/// What a migration drops although released programs could call it, each with the reason in its file.
-const DROPPED: &[&str] = &[
-    "drop function if exists tenure.enqueue_8(",
-    "drop function if exists tenure.enqueue_16(",
-    "drop function if exists tenure.insert_jobs(",
-];
-
 /// The statements of a migration that do more than add, each with the reason.
 pub fn objections(sql: &str) -> Vec<String> {
     let statements = statements(sql);
@@ -47,7 +40,6 @@ pub fn objections(sql: &str) -> Vec<String> {
             statements.iter().any(|other| other.starts_with(&adds))
         })
     };
-    let is_dropped = |statement: &String| DROPPED.iter().any(|drops| statement.starts_with(drops));
     // It fires for no row of an older program: none of these writes the new column.
     let is_trigger_of_new = |statement: &String| {
         let table = statement.strip_prefix("create constraint trigger ").and_then(|rest| {
@@ -63,9 +55,7 @@ pub fn objections(sql: &str) -> Vec<String> {
     };
     statements
         .iter()
-        .filter(|statement| {
-            !is_default_of_new(statement) && !is_trigger_of_new(statement) && !is_dropped(statement)
-        })
+        .filter(|statement| !is_default_of_new(statement) && !is_trigger_of_new(statement))
         .filter_map(|statement| objection(statement, &created).map(|why| format!("{why}: {statement}")))
         .collect()
 }

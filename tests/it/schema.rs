@@ -85,7 +85,8 @@ fn the_script_prints_each_statement_as_it_is_sent() {
         let function = FUNCTIONS.iter().find(|(path, _)| path.ends_with(&format!("/{name}")));
         function.map_or(String::new(), |(_, sql)| format!("\n{sql}"))
     };
-    let sent: String = STATEMENTS.iter().map(|(name, sql)| format!("{sql}{}", of_that_name(name))).collect();
+    let sent: String =
+        STATEMENTS.iter().flat_map(|(name, sql)| [(*sql).to_owned(), of_that_name(name)]).collect();
     assert!(String::from_utf8(printed.stdout).unwrap() == sent);
     let names = FUNCTIONS.iter().map(|(path, _)| format!("tenure.{}", path.rsplit('/').next().unwrap()));
     let printed = Command::new("python3").arg(script).args(names).output().unwrap();

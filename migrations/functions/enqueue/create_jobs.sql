@@ -9,7 +9,7 @@
 CREATE OR REPLACE FUNCTION tenure.create_jobs(queues text[], kinds text[], payloads jsonb[], keys text[],
                                               due timestamptz[], attempts int[], traces text[],
                                               options jsonb[]) RETURNS uuid[]
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET tenure.by_sql = 'on' SET enable_seqscan = off
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
     SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
@@ -57,6 +57,8 @@ BEGIN
         PERFORM set_config('tenure.held', array_to_string(
                     ARRAY(SELECT h FROM unnest(ids, holders) AS u(id, h) WHERE h <> id), ' '), true);
     END IF;
+    -- Not by a SET clause, which an owner of the schema who is no superuser may not write.
+    PERFORM set_config('tenure.by_sql', 'on', true);
     INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch,
                              publish_at, published_at, lane, priority, not_after, expires_as)
     SELECT u.id, u.queue, u.kind, u.payload, u.max_attempts, u.due_at, u.trace_context, 0, u.due_at, NULL,
@@ -65,6 +67,7 @@ BEGIN
       FROM unnest(ids, holders, queues, kinds, payloads, attempts, due, traces, options)
            AS u(id, holder, queue, kind, payload, max_attempts, due_at, trace_context, job)
      WHERE u.holder = u.id;
+    PERFORM set_config('tenure.by_sql', '', true);
     RETURN holders;
 END $$;
 

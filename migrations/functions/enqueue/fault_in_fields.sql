@@ -54,3 +54,5 @@ BEGIN
      ORDER BY e.n LIMIT 1;
     RETURN fault;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.fault_in_fields(jsonb) TO PUBLIC;

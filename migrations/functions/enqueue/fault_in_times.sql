@@ -27,3 +27,5 @@ BEGIN
     END LOOP;
     RETURN NULL;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.fault_in_times(jsonb) TO PUBLIC;

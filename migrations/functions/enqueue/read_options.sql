@@ -24,3 +24,5 @@ BEGIN
                          tenure.fault_in_tags(o.tags)) AS fault
          OFFSET 0) r;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.read_options(jsonb) TO PUBLIC;

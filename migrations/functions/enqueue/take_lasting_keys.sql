@@ -38,3 +38,5 @@ BEGIN
     END LOOP;
     RETURN holders;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.take_lasting_keys(uuid[], uuid[], text[], jsonb[], timestamptz[], jsonb[]) TO PUBLIC;

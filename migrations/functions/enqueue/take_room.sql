@@ -45,3 +45,5 @@ BEGIN
     PERFORM set_config('tenure.room', (rooms || jsonb_build_object(of_queue,
                 jsonb_build_array(room, extract(epoch FROM clock_timestamp()) + 1)))::text, true);
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.take_room(text, bigint, bigint) TO PUBLIC;

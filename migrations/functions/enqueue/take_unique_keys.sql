@@ -33,3 +33,5 @@ BEGIN
     END IF;
     RETURN holders;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.take_unique_keys(uuid[], text[], text[]) TO PUBLIC;

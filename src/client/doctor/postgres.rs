@@ -273,8 +273,8 @@ fn rights(seen: &[RightsSeen], role: &str) -> Check {
     if let Some(meant) = meant.filter(|of| !of.lacks.is_empty()) {
         let found = format!("{role} is in tenure_{}, but lacks {}", meant.role, some_of(&meant.lacks));
         return Check::wrong("rights", found).advise(format!(
-            "run postgres/roles.sql as the owner of the schema, as `tenure migrate` does with each change of it; and let \
-             {role} inherit"
+            "run postgres/roles.sql as the owner of the schema, as `tenure migrate` does with each change of it; and \
+             let {role} inherit"
         ));
     }
     if equal_to.is_empty() {

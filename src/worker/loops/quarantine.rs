@@ -49,7 +49,7 @@ impl Work for WatchKinds {
                 Err(error) => {
                     if let Some(left_out) = repeats::tell("quarantine", &error) {
                         tracing::warn!(%error, left_out,
-                            "could not count the attempts of watched kinds; run postgres/roles.sql as the owner of the schema");
+                            "could not count the attempts of watched kinds; see postgres/roles.sql");
                     }
                 }
             }
