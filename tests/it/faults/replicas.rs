@@ -60,6 +60,8 @@ async fn with_a_replica() -> (Bench, Tenure, Proxy, Proxy, Postgres) {
     let replica = replica(&bench, &replication).await;
     let mut config = bench.config.clone();
     config.database_url = to_primary.of(&config.database_url);
+    // A handler that has lost its job keeps its slot, so that its own worker cannot take the job again.
+    config.timing.cancel_grace = Duration::from_secs(60);
     let tenure = Tenure::connect(&config).await.unwrap();
     (bench, tenure, to_primary, replication, replica)
 }
