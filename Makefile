@@ -13,7 +13,7 @@
 #                leaves out where its paths have not changed; ONLY=package make release: one of them
 # make pictures  takes the pictures of the dashboard in docs/images
 # make book      the guide as a book, in target/book
-# Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, static, scale, lines.
+# Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, durations, static, scale, lines.
 
 SHELL := /bin/sh
 CARGO ?= cargo

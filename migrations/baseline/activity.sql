@@ -1,7 +1,7 @@
 -- Activity: what was done in each minute, by queue, for the dashboard's rates.
 
--- Every worker adds what it did in the last seconds (report.sql). The same price whatever the load, and nobody has to
--- read the history for a rate. For people, not for accounts: a worker that is killed takes its last seconds with it.
+-- Every few seconds each worker adds what it has done since (report.sql). That costs the same at any load, and a rate
+-- needs no look into the history. For people, not for accounts: a worker that is killed takes its last seconds along.
 -- thin_activity.sql adds minutes up after 75 minutes, and deletes after eight days.
 CREATE TABLE tenure.activity (
     minute    timestamptz NOT NULL,                         -- its beginning; of earlier counts that of a quarter of an

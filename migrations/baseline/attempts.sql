@@ -23,7 +23,7 @@ CREATE TABLE tenure.effects (
     key           text        NOT NULL,
     fencing_token bigint      NOT NULL,                     -- of the attempt that wrote it; of an event, the job's
                                                             -- when it came
-    result        jsonb       NOT NULL,                     -- JSON null until it is there, or if there is none
+    result        jsonb       NOT NULL,                     -- JSON null: not written yet, or without a value
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),  -- the end of a step; when an event came
     -- NULL: an effect of `once`. 'step', 'sleep'; of events 'awaited' (the job waits for it), 'event' (it came) and
     -- 'late' (its time was over). No CHECK, so that a new word needs no scan of the table.

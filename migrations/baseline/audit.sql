@@ -14,7 +14,7 @@ CREATE TABLE tenure.audit (
     act      text        NOT NULL,                          -- such as cancel, redrive, pause_queue
     queue    text,                                          -- NULL: jobs of several queues, or of none
     subject  text,                                          -- the job, if it is one; the lane, schedule or redrive
-    jobs     bigint,                                        -- how many; NULL: the act is none on jobs
+    jobs     bigint,                                        -- how many jobs it changed; NULL: it is no act on jobs
     details  jsonb,                                         -- of this sort of act; NULL: none
     -- Long enough for each note of tenure's own; a program's texts are a stranger's.
     CONSTRAINT notes_are_short CHECK (length(via) <= 200 AND length(actor) <= 200 AND length(act) <= 64

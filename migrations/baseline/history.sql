@@ -11,7 +11,7 @@ CREATE TABLE tenure.job_history (
     attempt         int         NOT NULL,
     max_attempts    int         NOT NULL,
     fencing_token   bigint      NOT NULL,
-    claim_id        uuid,                                   -- NULL: cancelled while nobody ran it
+    claim_id        uuid,                                   -- NULL: cancelled while no worker ran it
     worker_id       text,                                   -- NULL: likewise
     created_at      timestamptz NOT NULL,
     scheduled_at    timestamptz NOT NULL,                   -- when it was due; of a job cancelled before that: its end

@@ -13,7 +13,7 @@ CREATE TABLE tenure.jobs (
     attempt             int         NOT NULL DEFAULT 0,
     max_attempts        int         NOT NULL,               -- 1 to 1000: a failure or a loss of this one ends the job
     fencing_token       bigint      NOT NULL DEFAULT 0,     -- +1 by every claim; never reset, by anything
-    -- From here to last_activity_at, and started_at: the claim. All are NULL while nobody runs the job.
+    -- From here to last_activity_at, and started_at: the claim. All are NULL while no worker runs the job.
     claim_id            uuid,                               -- the claim's nonce: names one claim even after an
                                                             -- asynchronous failover, when a token may come twice
     worker_id           text,                               -- hostname-pid-random
@@ -67,7 +67,7 @@ CREATE TABLE tenure.jobs (
             ELSE false
         END)
 ) WITH (fillfactor = 50,
-        -- By the number of changed rows, whatever the size of the table, and without pauses.
+        -- Vacuum by the number of changed rows, at any size of the table, and without pauses.
         autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
         autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 20000,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000,

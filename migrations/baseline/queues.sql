@@ -19,8 +19,8 @@ CREATE TABLE tenure.queues (
 );
 
 -- Slots of a queue with max_running, one for each job that may run, and for each that runs above a lowered limit. A
--- slot is taken while the job that it names runs under the token that it names: whatever ends that attempt frees it,
--- and no statement need know of it.
+-- slot is taken while the job that it names runs under the token that it names. So each end of that attempt frees the
+-- slot, and the statement that ends it does not know of slots.
 CREATE TABLE tenure.queue_slots (
     queue         text   NOT NULL,
     slot          int    NOT NULL,                          -- from 1 on

@@ -10,7 +10,7 @@ CREATE TABLE tenure.recovery_events (
                                                         'worker')),
     job_id         uuid        NOT NULL,
     fencing_token  bigint      NOT NULL,                    -- under which the job had run, or the write came
-    owner_before   text,                                    -- worker id; NULL: nobody ran the job
+    owner_before   text,                                    -- worker id; NULL: no worker ran the job
     silence        interval,                                -- of the owner, when it was judged; republished: of its
                                                             -- message. NULL: nothing was judged by it
     reason         text        NOT NULL,

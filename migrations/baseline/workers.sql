@@ -19,9 +19,9 @@ CREATE TABLE tenure.workers (
     version        text        NOT NULL,                    -- of tenure; behind a gateway, of the worker's client
     started_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     last_seen_at   timestamptz NOT NULL DEFAULT clock_timestamp(),  -- its last renewal of this row
-    suspected_at   timestamptz,                             -- since when nobody answers for this process; its own
-                                                            -- renewal, or an answer, clears it
-    probed_at      timestamptz,                             -- when somebody last asked for it
+    suspected_at   timestamptz,                             -- when a probe first got no answer; a renewal by the
+                                                            -- worker, or an answer, clears it
+    probed_at      timestamptz,                             -- when a worker last probed this one
     renew_every    interval    NOT NULL DEFAULT '5 seconds',  -- how often it renews its row: by that it is judged
     unkept         text[],                                  -- its kinds that keep no history; '*': all that have no
                                                             -- handler of their own. NULL: none

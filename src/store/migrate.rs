@@ -55,8 +55,8 @@ const INDEX_LOCK_KEY: i64 = 0x7465_6e75_7265_6978;
 /// How long `migrate` waits for the indexes. Then Postgres goes on building them alone.
 const BUILT_WITHIN: Duration = Duration::from_secs(60);
 
-/// The migrations that take something away, each with the oldest one that a program must know to work afterwards.
-/// None does so far. The first needs a release before it whose programs do without what it removes.
+/// The migrations that take away what a program of the release before uses, each with the oldest one that a program
+/// must know to work afterwards. None does so far. The first needs a release before it that does without.
 const CONTRACTING: &[(i64, i64)] = &[];
 
 /// "tenure" in ASCII: the key of the lock that makes migrations wait for each other.

@@ -13,3 +13,5 @@ BEGIN
         PERFORM set_config('idle_in_transaction_session_timeout', ceil(extract(epoch FROM most) * 1000)::text, true);
     END IF;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.limit_idle(interval) TO PUBLIC;

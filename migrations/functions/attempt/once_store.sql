@@ -3,8 +3,8 @@
 --
 -- Called by programs that run a job (docs/sql.md), with their rights: postgres/roles.sql grants it to workers. The
 -- library has effect_result.sql.
--- It changes no row but one that this very transaction has written (tenure.is_own): a committed result stays, whoever
--- calls it, and however often. Until this transaction ends, no session can end the attempt.
+-- It changes no row but one that this very transaction has written (tenure.is_own): no caller changes a committed
+-- result. Until this transaction ends, no session can end the attempt.
 CREATE OR REPLACE FUNCTION tenure.once_store(job uuid, token bigint, claim uuid, key text, result jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 #variable_conflict use_column

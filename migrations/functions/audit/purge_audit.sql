@@ -1,7 +1,7 @@
 -- purge_audit: deletes acts older than `keep`, the oldest first, at most `step`. Returns how many.
 --
 -- Called by purge_audit.sql, of a worker's sweep.
--- SECURITY DEFINER: no role may change or delete an act. Whatever `keep` says, an act stays for 30 days, so that a
+-- SECURITY DEFINER: no role may change or delete an act. An act stays for 30 days, also if `keep` is shorter, so that a
 -- worker's password does not hide what was done with it.
 -- Two at once delete each row once.
 CREATE OR REPLACE FUNCTION tenure.purge_audit(keep interval, step int) RETURNS bigint

@@ -6,3 +6,5 @@ CREATE OR REPLACE FUNCTION tenure.mark_of(queue text) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT 'mark_' || left(encode(sha256(convert_to(queue, 'UTF8')), 'hex'), 16)
 $$;
+
+GRANT EXECUTE ON FUNCTION tenure.mark_of(text) TO PUBLIC;

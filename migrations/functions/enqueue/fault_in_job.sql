@@ -43,3 +43,5 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.fault_in_job(text, text, jsonb, text, timestamptz, interval, numeric) TO PUBLIC;

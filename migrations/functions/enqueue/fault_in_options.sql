@@ -51,3 +51,6 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.fault_in_options(text, interval, text, numeric, timestamptz, text, text, interval,
+                                                text, text) TO PUBLIC;

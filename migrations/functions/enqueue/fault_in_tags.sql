@@ -20,3 +20,5 @@ BEGIN
     END LOOP;
     RETURN NULL;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.fault_in_tags(text[]) TO PUBLIC;

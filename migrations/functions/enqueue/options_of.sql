@@ -16,3 +16,6 @@ LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
         'longest_s', CASE WHEN replace IS NOT NULL THEN extract(epoch FROM coalesce(longest_wait, delay * 10)) END
         )), '{}')
 $$;
+
+GRANT EXECUTE ON FUNCTION tenure.options_of(interval, text, numeric, timestamptz, text, text, interval, text,
+                                          text) TO PUBLIC;

@@ -1,4 +1,4 @@
--- Checks that so many new jobs fit below the limit of a queue (`tenure queues limit`), and raises TN004 if not.
+-- Checks that `jobs` new jobs fit below the limit of a queue (`tenure queues limit`), and raises TN004 if not.
 --
 --   of_queue: the queue   most: its limit   jobs: how many jobs come
 --

@@ -8,3 +8,5 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog, pg_tem
      WHERE part[1] <> 'ff' AND (part[1] <> '00' OR part[5] IS NULL)
        AND part[2] <> repeat('0', 32) AND part[3] <> repeat('0', 16)
 $$;
+
+GRANT EXECUTE ON FUNCTION tenure.valid_traceparent(text) TO PUBLIC;

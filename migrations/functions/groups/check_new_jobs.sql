@@ -3,7 +3,7 @@
 -- Part of `link_jobs` and `add_followers`, which run with the rights of the schema's owner. By it a producer makes no
 -- job wait that is there already, unless that one was created as a part of this group: no other producer can know the
 -- group's id.
--- It locks nothing: the jobs that it lets pass are mostly new in this transaction, and nobody else has seen them.
+-- It locks nothing: the jobs that it lets pass are mostly new in this transaction, and no other one has seen them.
 CREATE OR REPLACE FUNCTION tenure.check_new_jobs(jobs uuid[], of_group uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE

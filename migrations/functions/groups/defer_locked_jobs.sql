@@ -1,7 +1,7 @@
 -- Notes those of these followers anew whose jobs another transaction has locked, and returns the others, with their
 -- jobs locked. One without a job that can be seen is one of the others.
 --
--- Part of `release_followers`, with its rights and settings. It waits for no lock.
+-- Part of `release_held_jobs`, with its rights and settings. It waits for no lock.
 CREATE OR REPLACE FUNCTION tenure.defer_locked_jobs(followers uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -2,7 +2,7 @@
 -- letter until it commits; by then the job is live again, or it has failed after all. Of a dead letter that is locked
 -- here the redrive will see what this call writes.
 --
--- Part of `release_followers`, with its rights and settings. It waits for no lock.
+-- Part of `settle_noted_edges`, with its rights and settings. It waits for no lock.
 CREATE OR REPLACE FUNCTION tenure.defer_redriven_jobs(notes bigint[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

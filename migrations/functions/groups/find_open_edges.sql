@@ -1,10 +1,10 @@
 -- Finds edges that the ends of these jobs change: their places, jobs and followers, in order of job and follower; NULL
--- if there is none. A fate replaces none that is better, as calls may come in another order than the ends did.
+-- without any. A fate never replaces a better one, as calls may come in another order than the ends did.
 --
 --   jobs, fates, sizes, settled_to: as `read_group_ends` returns them
 --   has_more: there may be more. One call finds at most 5,000 edges, and no more than copy 16 MiB of outputs, but one.
 --
--- Part of `release_followers`, with its rights and settings. It locks nothing: another transaction may change an edge
+-- Part of `settle_noted_edges`, with its rights and settings. It locks nothing: another transaction may change an edge
 -- before `settle_edges_at` does.
 CREATE OR REPLACE FUNCTION tenure.find_open_edges(jobs uuid[], fates text[], sizes int[], settled_to uuid[],
     OUT places tid[], OUT befores uuid[], OUT afters uuid[], OUT has_more boolean)

@@ -2,7 +2,7 @@
 -- completed they are ready, without a look at each, which takes 13 to 15 % of a call where one job comes before 10,000.
 -- One follower of another sort has all of them looked at: those of one job are mostly of one sort.
 --
--- Part of `release_followers`, with its rights and settings. No edge comes before a follower whose only job has ended,
+-- Part of `settle_noted_edges`, with its rights and settings. No edge comes before a follower whose only job has ended,
 -- as a member that runs adds edges under its fence.
 CREATE OR REPLACE FUNCTION tenure.follow_one_job(followers uuid[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$

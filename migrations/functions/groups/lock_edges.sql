@@ -3,7 +3,7 @@
 --
 --   befores: the job of each edge
 --
--- Part of `release_followers`, with its rights and settings, where a wait for all of these edges has ended at
+-- Part of `settle_noted_edges`, with its rights and settings, where a wait for all of these edges has ended at
 -- `lock_timeout`.
 CREATE OR REPLACE FUNCTION tenure.lock_edges(INOUT places tid[], befores uuid[], OUT locked_jobs uuid[])
 LANGUAGE plpgsql VOLATILE AS $$

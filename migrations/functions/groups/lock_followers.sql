@@ -3,7 +3,7 @@
 --
 --   cancelled: those that were cancelled before, and may have been restored by this call
 --
--- Part of `release_followers`, with its rights and settings. It waits for no lock.
+-- Part of `release_held_jobs`, with its rights and settings. It waits for no lock.
 CREATE OR REPLACE FUNCTION tenure.lock_followers(followers uuid[], cancelled uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

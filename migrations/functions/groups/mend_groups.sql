@@ -37,7 +37,7 @@ BEGIN
         RETURNING d.before
     )
     INSERT INTO tenure.group_ends (job_id, ended_as) SELECT before, 'completed' FROM reopened;
-    -- One whose failed job is live again, though nobody has opened its edges.
+    -- Opens the edges of a failed job that is live again.
     UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
      WHERE d.after = ANY (followers) AND d.state = 'failed'
        AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before);

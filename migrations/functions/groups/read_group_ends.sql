@@ -1,10 +1,10 @@
 -- Returns the ends among these notes that count, in arrays that are sorted by job. Of two ends of one job a completion
 -- counts, or else the later one. A job that is live again has not ended.
 --
---   fates: how each has ended   sizes: the bytes of its output, as stored; 0: there is none
+--   fates: how each has ended   sizes: the bytes of its output, as stored; 0: no output
 --   settled_to: the last follower whose edge an earlier call has settled
 --
--- Part of `release_followers`, with its rights and settings. It reads notes that the call has locked.
+-- Part of `settle_noted_edges`, with its rights and settings. It reads notes that the call has locked.
 CREATE OR REPLACE FUNCTION tenure.read_group_ends(notes bigint[], deferred_jobs uuid[],
     OUT jobs uuid[], OUT fates text[], OUT sizes int[], OUT settled_to uuid[])
 LANGUAGE plpgsql VOLATILE AS $$

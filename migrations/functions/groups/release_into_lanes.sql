@@ -1,7 +1,7 @@
 -- Makes those of these held jobs due in their lanes that have one, and returns the others. `tend_lanes` admits them
 -- later.
 --
--- Part of `release_followers`, with its rights and settings. It waits 100 ms for places in lanes: see
+-- Part of `release_held_jobs`, with its rights and settings. It waits 100 ms for places in lanes: see
 -- `release_held_jobs`. A job that is locked, or whose place is, is noted anew.
 CREATE OR REPLACE FUNCTION tenure.release_into_lanes(jobs uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE AS $$

@@ -3,7 +3,7 @@
 --   jobs, fates, sizes: as `read_group_ends` returns them   n_of_settled: how many edges were settled
 --   followers: the jobs that wait, once for each edge   the other results: as `settle_noted_edges` says
 --
--- Part of `release_followers`, with its rights and settings. It waits for locked edges as long as `lock_timeout` says.
+-- Part of `settle_noted_edges`, with its rights and settings. It waits for locked edges as long as `lock_timeout` says.
 -- An edge that another transaction has changed since it was found may have another place, or a fate that is as good: it
 -- is not counted.
 CREATE OR REPLACE FUNCTION tenure.settle_edges_at(places tid[], jobs uuid[], fates text[], sizes int[],

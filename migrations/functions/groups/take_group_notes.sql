@@ -1,6 +1,6 @@
 -- Locks the oldest notes, at most `most`, without those that another call has locked, and returns what they say.
 --
---   ids: the notes; NULL if there is none   has_ends: some say that a job has ended whose edges may be open
+--   ids: the notes; NULL without any   has_ends: some say that a job has ended whose edges may be open
 --   followers: jobs whose edges other transactions have settled   steps: the same as [job, step], for jobs of a step
 --   failed_followers: jobs before which one has not completed
 --   hopeless_followers: those of them for which it never will

@@ -3,7 +3,7 @@
 -- such jobs there were, for the queue's own tokens.
 --
 -- Called by `admit` alone, with its rights, its search_path and its settings for plans; the caller has locked the
--- lanes. A slot is judged by its job's row: whoever else frees it has found the same, and deletes nothing.
+-- lanes. A slot is judged by its job's row: another call that frees it finds the same, and deletes nothing.
 CREATE OR REPLACE FUNCTION tenure.free_slots(of text, lanes text[], ended uuid[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column

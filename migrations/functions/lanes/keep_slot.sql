@@ -15,3 +15,5 @@ BEGIN
     END IF;
     RETURN NEW;
 END $$;
+
+GRANT EXECUTE ON FUNCTION tenure.keep_slot() TO PUBLIC;

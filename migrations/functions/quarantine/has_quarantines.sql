@@ -8,3 +8,5 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 SELECT EXISTS (SELECT FROM tenure.quarantines
                 WHERE removed_at IS NULL OR removed_at > statement_timestamp() - interval '1 minute')
 $$;
+
+GRANT EXECUTE ON FUNCTION tenure.has_quarantines() TO PUBLIC;

@@ -6,3 +6,5 @@ CREATE OR REPLACE FUNCTION tenure.has_redrives() RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 SELECT EXISTS (SELECT FROM tenure.redrives WHERE ended_at IS NULL)
 $$;
+
+GRANT EXECUTE ON FUNCTION tenure.has_redrives() TO PUBLIC;

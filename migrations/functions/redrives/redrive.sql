@@ -36,3 +36,5 @@ SELECT id, queue, kind, payload, max_attempts, fencing_token, created_at, due_at
  WHERE (SELECT tenure.reopen_edges(ARRAY(SELECT id FROM picked)) IS NOT NULL)
 RETURNING id
 $$;
+
+GRANT EXECUTE ON FUNCTION tenure.redrive(uuid[]) TO PUBLIC;

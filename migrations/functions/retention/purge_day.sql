@@ -3,7 +3,7 @@
 --
 -- Called by purge_day.sql, of a worker's sweep. keep_cancelled NULL: cancelled jobs are kept for ever.
 -- SECURITY DEFINER: a worker does not own the table; nothing younger than an hour goes (tenure.check_age).
--- Nobody but late completions of jobs of that day waits for it, and it waits for nobody: it gives up after 100 ms. One
+-- Only late completions of jobs of that day wait for it. It waits for a lock for at most 100 ms, and gives up. One
 -- worker sweeps at a time (purge_gate.sql). After a lost answer the sweep goes on with the next day.
 CREATE OR REPLACE FUNCTION tenure.purge_day(keep_completed interval, keep_cancelled interval)
 RETURNS TABLE (completed bigint, cancelled bigint)
@@ -35,7 +35,7 @@ BEGIN
               WHERE k.job_id = h.id AND h.finished_at > h.created_at + interval ''1 hour''', day);
         BEGIN
             -- And again under the lock: a job that completes in between would be lost. It waits, and then finds no such
-            -- day. The drop locks the whole history, for a moment; whoever reads it for long has the drop give up.
+            -- day. The drop locks the whole history for a moment, and gives up if a long read holds it.
             EXECUTE format('LOCK TABLE tenure.%I IN SHARE ROW EXCLUSIVE MODE', day);
             EXECUTE format(
                 'SELECT count(*) FILTER (WHERE status = ''completed''), count(*) FILTER (WHERE status = ''cancelled''),

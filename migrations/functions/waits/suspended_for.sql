@@ -1,6 +1,6 @@
 -- Returns for how many seconds a job is suspended whose attempt began at `since`: at most `longest`, and until the end
--- of a sleep or of a wait that is recorded. 0, if an event or the last job of a step has come since then, whatever the
--- attempt has waited for: a handler may wait for several at once. 0, too, if it waits for nothing.
+-- of a sleep or of a wait that is recorded. 0, if an event or the last job of a step has come since then, of any
+-- name: a handler may wait for several at once. 0, too, if it waits for nothing.
 --
 --   name: the event or the step for which the attempt waits; empty: it sleeps
 --

@@ -8,7 +8,7 @@ use super::{Work, jittered};
 use crate::{
     job::JobError,
     nats::Nats,
-    observe::metrics::Gauges,
+    observe::{metrics::Gauges, repeats},
     store::Store,
     worker::{counts, queues::Queues, turns::Turns},
 };
@@ -46,8 +46,17 @@ impl Report {
             return;
         }
         if let Err(error) = self.store.report(&done).await {
+            let is_denied = error.is_denied();
             let error = JobError::from(error).text();
-            tracing::debug!(error, "could not report the rates; the dashboard lacks them");
+            if let Some(left_out) = is_denied.then(|| repeats::tell("rates", &error)).flatten() {
+                tracing::warn!(
+                    error,
+                    left_out,
+                    "the dashboard's rates lack this worker; see postgres/roles.sql"
+                );
+            } else {
+                tracing::debug!(error, "could not report the rates; the dashboard lacks them");
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::{Work, jittered};
 use crate::{
     nats::Nats,
-    observe::health::Health,
+    observe::{health::Health, repeats},
     store::Store,
     worker::{
         builder::Recovery,
@@ -48,6 +48,12 @@ impl Work for TakeTurns {
                         }
                         if self.turns.take_over(&told, asked_at + lasts) {
                             self.nats.announce_settings().await;
+                        }
+                    }
+                    Err(error) if error.is_denied() => {
+                        if let Some(left_out) = repeats::tell("turns", &error) {
+                            tracing::warn!(%error, left_out,
+                                "this worker does none of the fleet's shared work; see postgres/roles.sql");
                         }
                     }
                     Err(error) => tracing::debug!(%error, "could not ask for turns; the worker will retry"),
