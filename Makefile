@@ -107,8 +107,6 @@ run-demo:
 	$(CARGO) build --quiet --locked --all-features --bin tenure --example code_evolution
 	$(BUILT)/debug/examples/code_evolution demo
 
-# Most tests wait for an event: more of them run at once than there are cores.
-run-test: export RUST_TEST_THREADS ?= 8
 run-test:
 	@rm -f $(BUILT)/failed-tests.json
 	PYTHONPATH=$(CURDIR)/.tools/python scripts/test --locked --all-features $(TESTS) || \
