@@ -9,8 +9,8 @@
 # make mutants   plants mistakes in the statements, each of which a test must catch; OF=code make mutants: in the code
 # make bench     measures tenure and five other libraries; OF=tenure, OF=retention, OF=gateway or OF=peers make bench: that part
 # make rolling-upgrade  updates a fleet under load from the last checkout before the baseline, goes back, and on again; FROM=COMMIT
-# make release   oldest Rust, licences and advisories, packages, public API, unused dependencies, and what scripts/when-changed
-#                leaves out where its paths have not changed; ONLY=package make release: one of them
+# make release   oldest Rust, licences and advisories, packages, public API, unused dependencies, the features of docs.rs, and what
+#                scripts/when-changed leaves out where its paths have not changed; ONLY=package make release: one of them
 # make pictures  takes the pictures of the dashboard in docs/images
 # make book      the guide as a book, in target/book
 # Each target first installs missing tools: see scripts/setup. scripts/ has the rest: check-deploy, durations, static, scale, lines.
@@ -74,7 +74,7 @@ rolling-upgrade:
 	@scripts/rolling-upgrade $(or $(FROM),ebf7e6a)
 
 release:
-	@scripts/release $(or $(ONLY),msrv licences semver unused)
+	@scripts/release $(or $(ONLY),msrv licences semver unused features)
 	@[ -n "$(ONLY)" ] || FORCE=1 scripts/when-changed deploy package kit-mistakes postgres-17
 
 pictures:
@@ -96,8 +96,7 @@ check:
 	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib --no-default-features -- -D warnings
-	$(CARGO) clippy --locked -p tenure --lib --features gateway,http,otel,testing -- -D warnings
-	$(CARGO) check --locked -p tenure --lib
+	$(CARGO) clippy --locked -p tenure --lib -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features
 
 .PHONY: run-demo run-test run-test-postgres run-chaos run-conformance run-script run-bench-all run-bench-tenure run-bench-retention run-bench-gateway run-bench-peers
