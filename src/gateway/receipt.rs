@@ -61,9 +61,9 @@ pub(super) struct Receipt {
     pub(super) reply: String,
     #[serde(rename = "s")]
     pub(super) sequence: u64,
-    /// The identity of the message's stream.
+    /// What the gateway that pulled the message says of its arrival.
     #[serde(rename = "e")]
-    pub(super) stream: String,
+    pub(super) mark: String,
 }
 
 impl Receipt {
@@ -132,7 +132,7 @@ mod tests {
             message_dispatch: None,
             reply: "$JS.ACK.JOBS.embed.1.2.3.1795000000123456789.0".into(),
             sequence: 2,
-            stream: "1795".into(),
+            mark: "1f.795".into(),
         }
     }
 

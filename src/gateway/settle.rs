@@ -239,7 +239,7 @@ impl Gateway {
     }
 
     pub(super) fn message_of(&self, receipt: &Receipt) -> Message {
-        let restored = self.0.nats.receipt_of(&receipt.reply, receipt.sequence, &receipt.stream);
+        let restored = self.0.nats.receipt_of(&receipt.reply, &receipt.mark);
         Message { receipt: restored, dispatch: receipt.message_dispatch }
     }
 

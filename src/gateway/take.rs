@@ -409,7 +409,7 @@ impl Gateway {
             message_dispatch: dispatch,
             reply: delivery.receipt.reply().unwrap_or_default().to_owned(),
             sequence: delivery.receipt.sequence,
-            stream: self.0.nats.stream_identity(),
+            mark: delivery.receipt.mark(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -19,7 +19,11 @@ use bytes::Bytes;
 use percent_encoding::percent_decode_str;
 use tokio::{io::AsyncReadExt, net::TcpStream, sync::watch, time::timeout};
 
-use super::{tls, written::Flushes};
+use super::{
+    answers::{Answers, Dial},
+    tls,
+    written::Flushes,
+};
 use crate::{
     config::{Config, masked},
     job::duration,
@@ -95,8 +99,7 @@ pub struct Inner {
     /// The start of the current connection. `None`: not connected.
     up_since: Arc<Mutex<Option<Instant>>>,
     flushes: Flushes,
-    /// Grows when the stream turns out to be a new one. Receipts of an old stream must not be sent.
-    pub(super) epoch: AtomicU64,
+    pub(super) answers: Answers,
     pub(super) stream_created: Mutex<Option<String>>,
 }
 
@@ -239,11 +242,11 @@ impl Nats {
         let (named, repeats) = (servers.clone(), Repeats::default());
         let tried: Arc<[ServerAddr]> = addresses.clone().into();
         let needs_tls = config.nats_ca.is_some() || config.nats_certificate.is_some();
-        let mut options = ConnectOptions::new()
+        let options = options(config, &addresses, needs_tls).await?;
+        let dial = Dial::Own(Box::new((addresses.clone(), options.clone())));
+        let options = options
             .name("tenure")
             .retry_on_initial_connect()
-            .ping_interval(Duration::from_secs(10))
-            .request_timeout(Some(config.timing.publish_within))
             .reconnect_delay_callback(|attempt| {
                 let step = 50_u64 << attempt.min(6);
                 Duration::from_millis(rand::random_range(step / 2..=step))
@@ -285,33 +288,13 @@ impl Nats {
                 }
                 std::future::ready(())
             });
-        // async-nats ignores the user and password of a URL.
-        if let Some(server) = addresses.iter().find(|server| server.has_user_pass()) {
-            let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
-            let user = decoded(server.username().unwrap_or_default());
-            options = match server.password() {
-                Some(password) => options.user_and_password(user, decoded(password)),
-                None => options.token(user),
-            };
-        }
-        if let Some(path) = &config.nats_credentials {
-            options = with_credentials(options, path).await.map_err(|reason| NatsError::Credentials {
-                name: "TENURE_NATS_CREDENTIALS",
-                path: path.display().to_string(),
-                reason,
-            })?;
-        }
-        options = options.tls_client_config(tls::client(config)?).require_tls(needs_tls);
-        if let Some(prefix) = &config.inbox_prefix {
-            options = options.custom_inbox_prefix(prefix);
-        }
         let client =
             options.connect(addresses).await.map_err(|error| NatsError::Unavailable(error.to_string()))?;
-        Ok(Self::over(config, client, servers, Seen { connections, said, up_since }))
+        Ok(Self::over(config, client, dial, servers, Seen { connections, said, up_since }))
     }
 
     /// Over a client, and what is seen of its connection.
-    pub(super) fn over(config: &Config, client: Client, servers: Arc<str>, seen: Seen) -> Self {
+    pub(super) fn over(config: &Config, client: Client, dial: Dial, servers: Arc<str>, seen: Seen) -> Self {
         let Seen { connections, said, up_since } = seen;
         let context = ContextBuilder::new()
             .timeout(config.timing.publish_within)
@@ -319,6 +302,7 @@ impl Nats {
             .max_ack_inflight(16_384)
             .backpressure_on_inflight(true)
             .build(client.clone());
+        let answers = Answers::start(dial, client.clone(), config.stream.clone(), config.timing.ack_wait);
         Self(Arc::new(Inner {
             client,
             context,
@@ -332,7 +316,7 @@ impl Nats {
             said,
             up_since,
             flushes: Flushes::start(),
-            epoch: AtomicU64::new(0),
+            answers,
             stream_created: Mutex::default(),
         }))
     }
@@ -372,7 +356,17 @@ impl Nats {
     /// Publishes a plain message. Returns whether the client accepted it. While NATS is away, the client accepts some
     /// 2,000 messages and then makes its callers wait; a task that keeps jobs alive must not wait so long.
     pub(super) async fn tell(&self, subject: impl async_nats::subject::ToSubject, body: Bytes) -> bool {
-        match tokio::time::timeout(self.publish_within, self.client.publish(subject, body)).await {
+        self.tell_over(&self.client, subject, body).await
+    }
+
+    /// The same, over this client.
+    pub(super) async fn tell_over(
+        &self,
+        client: &Client,
+        subject: impl async_nats::subject::ToSubject,
+        body: Bytes,
+    ) -> bool {
+        match tokio::time::timeout(self.publish_within, client.publish(subject, body)).await {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "the NATS client refused a message");
@@ -422,11 +416,6 @@ impl Nats {
         connections.changed().await.ok();
     }
 
-    /// The epoch of the current stream. Receipts of another epoch are void.
-    pub(super) fn epoch_now(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
-    }
-
     /// Counts messages that were sent, for which [`Queue::written`] then waits.
     pub(crate) fn note_sent(&self) {
         self.flushes.note_sent();
@@ -444,12 +433,44 @@ impl Nats {
         let round_trip = async {
             self.client.flush().await.ok();
             // The answer to any request comes after the server has read everything before it.
-            self.stream_state().await.ok();
+            tokio::join!(self.stream_state(), self.answers.flush()).0.ok();
         };
         if self.is_connected() {
             drop(tokio::time::timeout(Duration::from_secs(2), round_trip).await);
         }
     }
+}
+
+/// The options of every connection: the login, and TLS.
+async fn options(
+    config: &Config,
+    servers: &[ServerAddr],
+    needs_tls: bool,
+) -> Result<ConnectOptions, NatsError> {
+    let mut options = ConnectOptions::new()
+        .ping_interval(Duration::from_secs(10))
+        .request_timeout(Some(config.timing.publish_within));
+    // async-nats ignores the user and password of a URL.
+    if let Some(server) = servers.iter().find(|server| server.has_user_pass()) {
+        let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        let user = decoded(server.username().unwrap_or_default());
+        options = match server.password() {
+            Some(password) => options.user_and_password(user, decoded(password)),
+            None => options.token(user),
+        };
+    }
+    if let Some(path) = &config.nats_credentials {
+        options = with_credentials(options, path).await.map_err(|reason| NatsError::Credentials {
+            name: "TENURE_NATS_CREDENTIALS",
+            path: path.display().to_string(),
+            reason,
+        })?;
+    }
+    options = options.tls_client_config(tls::client(config)?).require_tls(needs_tls);
+    if let Some(prefix) = &config.inbox_prefix {
+        options = options.custom_inbox_prefix(prefix);
+    }
+    Ok(options)
 }
 
 #[cfg(feature = "nkeys")]

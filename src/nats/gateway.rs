@@ -150,17 +150,9 @@ impl Nats {
         self.client.server_info().max_payload
     }
 
-    /// An identity of the stream. A receipt of another one is void.
-    pub(crate) fn stream_identity(&self) -> String {
-        let created = self.stream_created.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        created.clone().unwrap_or_default()
-    }
-
-    /// Restores the receipt of a message that this or another process has pulled. One of an older stream answers
-    /// nothing: the sequences of that stream may repeat.
-    pub(crate) fn receipt_of(&self, reply: &str, sequence: u64, stream: &str) -> Receipt {
-        let is_current = self.stream_identity() == stream;
-        Receipt::of(self, is_current.then(|| Subject::from(reply)), sequence)
+    /// Restores the receipt of a message that this or another process has pulled.
+    pub(crate) fn receipt_of(&self, reply: &str, mark: &str) -> Receipt {
+        Receipt::restored(self, reply, mark)
     }
 
     /// Pulls at most `batch` messages: those that wait, or, with `expires`, the next ones within that time.
@@ -171,6 +163,7 @@ impl Nats {
         expires: Option<Duration>,
     ) -> Result<Vec<Delivery>, NatsError> {
         let unavailable = |error: &dyn std::fmt::Display| NatsError::Unavailable(error.to_string());
+        let line = self.answers.line().borrow().clone();
         let inbox = self.client.new_inbox();
         let mut answers = self.client.subscribe(inbox.clone()).await.map_err(|error| unavailable(&error))?;
         let request = BatchConfig { batch, expires, no_wait: expires.is_none(), ..Default::default() };
@@ -183,7 +176,8 @@ impl Nats {
                 let Some(message) = answers.next().await else { break };
                 if is_job(&message) {
                     deliveries.push(
-                        Delivery::new(self, &mut context, message).map_err(|error| unavailable(&error))?,
+                        Delivery::new(self, line.clone(), &mut context, message)
+                            .map_err(|error| unavailable(&error))?,
                     );
                     continue;
                 }

@@ -12,7 +12,10 @@ use std::{
 use async_nats::{Client, connection::State};
 use tokio::{sync::watch, time::sleep};
 
-use super::connect::{Nats, NatsError, Said, Seen};
+use super::{
+    answers::Dial,
+    connect::{Nats, NatsError, Said, Seen},
+};
 use crate::config::Config;
 
 /// How often tenure looks at the connection.
@@ -36,7 +39,7 @@ impl Nats {
             }
         }
         let seen = look(client.clone());
-        Ok(Self::over(config, client, SERVERS.into(), seen))
+        Ok(Self::over(config, client.clone(), Dial::Given(client), SERVERS.into(), seen))
     }
 }
 

@@ -15,6 +15,7 @@ use chrono::{DateTime, Utc};
 use sha2::{Digest, Sha256};
 
 use super::{
+    answers::{Answer, Line},
     connect::Nats,
     publish::{JOB_ID, SEVERAL, TicketBody, kind_and_jobs},
 };
@@ -43,9 +44,11 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Borrows `context` from the caller: a clone for each message would cost more than the rest.
+    /// Of a message that was requested while `line` was up. Borrows `context` from the caller: a clone for each message
+    /// would cost more than the rest.
     pub(super) fn new(
         nats: &Nats,
+        line: Option<Arc<Line>>,
         context: &mut Option<jetstream::Context>,
         message: async_nats::Message,
     ) -> Result<Self, async_nats::Error> {
@@ -70,7 +73,9 @@ impl Delivery {
             receipt: Receipt {
                 reply: message.reply,
                 sequence,
-                epoch: nats.epoch_now(),
+                published_ns,
+                line,
+                arrived_at: Instant::now(),
                 nats: nats.clone(),
                 shared: None,
             },
@@ -162,7 +167,10 @@ fn jobs_of(subject: &str) -> usize {
 pub(crate) struct Receipt {
     reply: Option<async_nats::Subject>,
     pub(crate) sequence: u64,
-    epoch: u64,
+    published_ns: i128,
+    /// The connection for answers that was up when the message was requested. `None`: it is not known.
+    line: Option<Arc<Line>>,
+    arrived_at: Instant,
     nats: Nats,
     /// The message's state, and the place of this job in it. `None`: the message names one job.
     shared: Option<(Arc<Shared>, usize)>,
@@ -229,9 +237,39 @@ impl std::fmt::Debug for Receipt {
 }
 
 impl Receipt {
-    /// The receipt of a message that names one job.
-    pub(super) fn of(nats: &Nats, reply: Option<async_nats::Subject>, sequence: u64) -> Self {
-        Self { reply, sequence, epoch: nats.epoch_now(), nats: nats.clone(), shared: None }
+    /// Restores the receipt of a message that this or another process has pulled, from the subject of its answers and
+    /// its [mark](Self::mark). Of another subject, it answers nothing.
+    pub(super) fn restored(nats: &Nats, reply: &str, mark: &str) -> Self {
+        let message = async_nats::Message {
+            subject: reply.into(),
+            reply: Some(reply.into()),
+            payload: Bytes::new(),
+            headers: None,
+            status: None,
+            description: None,
+            length: 0,
+        };
+        let line = nats.answers.line_now();
+        let arrived_at = line.as_ref().and_then(|line| line.arrival(mark));
+        let line = line.filter(|_| arrived_at.is_some());
+        let arrived_at = arrived_at.unwrap_or_else(Instant::now);
+        match Delivery::new(nats, line, &mut None, message) {
+            Ok(delivery) => Self { arrived_at, ..delivery.receipt },
+            Err(_) => Self {
+                reply: None,
+                sequence: 0,
+                published_ns: 0,
+                line: None,
+                arrived_at,
+                nats: nats.clone(),
+                shared: None,
+            },
+        }
+    }
+
+    /// What a receipt that leaves the process says of its arrival.
+    pub(crate) fn mark(&self) -> String {
+        self.line.as_ref().map(|line| line.mark(self.arrived_at)).unwrap_or_default()
     }
 
     /// The subject of its answers.
@@ -293,9 +331,14 @@ impl Receipt {
     }
 
     async fn send_kind(&self, kind: AckKind) {
-        let Some(reply) = self.reply.clone().filter(|_| self.epoch == self.nats.epoch_now()) else { return };
+        let Some(reply) = self.reply.clone() else { return };
         // An answer that is not sent is harmless: NATS redelivers the message.
-        self.nats.tell(reply, kind.into()).await;
+        if let Some(line) = self.line.as_ref().filter(|line| line.is_fresh(self.arrived_at)) {
+            self.nats.tell_over(&line.client, reply, kind.into()).await;
+        } else {
+            let (sequence, published_ns) = (self.sequence, self.published_ns);
+            self.nats.answers.send(Answer { reply, sequence, published_ns, kind });
+        }
     }
 }
 
@@ -322,7 +365,7 @@ impl Delivery {
             status: None,
             description: None,
         };
-        Self::new(nats, &mut None, message).unwrap_or_else(|error| panic!("{error}"))
+        Self::new(nats, None, &mut None, message).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 

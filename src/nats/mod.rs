@@ -5,6 +5,7 @@
 //!
 //! Not here: the meaning of a message (`deliver`), and the decision whether a job may run (`claim`).
 
+mod answers;
 mod connect;
 mod given;
 mod hints;

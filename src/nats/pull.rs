@@ -17,7 +17,7 @@
 //! for the server: it would drop messages on their way, and no worker would get them for a whole `ack_wait` (seen: one
 //! or two of 2,000 when a worker stopped under load).
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use async_nats::{
     StatusCode, Subscriber,
@@ -34,7 +34,7 @@ use tokio::{
 
 pub(crate) use async_nats::jetstream::consumer::PullConsumer;
 
-use super::{connect::Nats, message::Delivery};
+use super::{answers::Line, connect::Nats, message::Delivery};
 use crate::nats::slots::{Slot, Slots};
 
 /// The time for which the loop watches an idle consumer before it leaves its requests.
@@ -43,6 +43,8 @@ const QUIET_FOR: Duration = Duration::from_millis(100);
 const LATE: Duration = Duration::from_millis(1_500);
 /// The lifetime on the server of a request for more than one message, if queues share slots.
 const SHARED_LASTS: Duration = Duration::from_millis(250);
+/// How long a new inbox waits for the connection for answers. Without that one, each answer takes a look at the stream.
+const LINE_WITHIN: Duration = Duration::from_secs(1);
 /// The most messages of one request.
 const BATCH_MAX: usize = 1_024;
 
@@ -81,6 +83,9 @@ pub(crate) struct Pull {
     /// The lifetime of a request on the server. A dead worker's request receives messages for this long.
     requests_last: Duration,
     connections: watch::Receiver<u64>,
+    lines: watch::Receiver<Option<Arc<Line>>>,
+    /// The connection for answers that was there before the first request on this inbox.
+    line: Option<Arc<Line>>,
     inbox: String,
     subscriber: Option<Subscriber>,
     /// Old inboxes, each until no message can arrive any more.
@@ -107,7 +112,7 @@ pub(crate) struct Pull {
 
 impl Pull {
     pub(crate) fn new(nats: Nats, consumer: PullConsumer, slots: Slots, requests_last: Duration) -> Self {
-        let connections = nats.connections.clone();
+        let (connections, lines) = (nats.connections.clone(), nats.answers.line());
         Self {
             nats,
             context: None,
@@ -115,6 +120,8 @@ impl Pull {
             slots,
             requests_last,
             connections,
+            lines,
+            line: None,
             inbox: String::new(),
             subscriber: None,
             old: SelectAll::new(),
@@ -175,7 +182,8 @@ impl Pull {
                     if is_job(&message) {
                         // The request for it is not counted any more.
                         self.requested += 1;
-                        if let Some(pulled) = self.on_job(message)? {
+                        let delivery = self.old_delivery(message)?;
+                        if let Some(pulled) = self.on_delivery(delivery) {
                             return Ok(pulled);
                         }
                     }
@@ -183,6 +191,13 @@ impl Pull {
                 changed = self.connections.changed() => {
                     changed?;
                     self.reset().await?;
+                }
+                changed = self.lines.changed() => {
+                    changed?;
+                    // Once there is the next one.
+                    if self.lines.borrow().is_some() {
+                        self.reset().await?;
+                    }
                 }
                 () = changed, if idle || waits => {}
                 () = sleep_until(few_until.unwrap_or(silent_at)), if few_until.is_some() && !waits => {}
@@ -307,7 +322,7 @@ impl Pull {
                     if self.requested > 0 => message,
                 message = self.old.next(), if !self.old.is_empty() => {
                     // The requests of an old inbox are not counted any more.
-                    left.extend(message.filter(is_job).and_then(|message| self.delivery(message).ok()));
+                    left.extend(message.filter(is_job).and_then(|message| self.old_delivery(message).ok()));
                     continue;
                 }
                 () = sleep_until(ended_at) => break,
@@ -414,10 +429,14 @@ impl Pull {
 
     fn on_job(&mut self, message: async_nats::Message) -> Result<Option<Pulled>, async_nats::Error> {
         let delivery = self.delivery(message)?;
+        Ok(self.on_delivery(delivery))
+    }
+
+    fn on_delivery(&mut self, delivery: Delivery) -> Option<Pulled> {
         self.slots.has_more(delivery.pending > 0);
         let mut deliveries = Vec::new();
         self.arrived(delivery, &mut deliveries);
-        Ok((!deliveries.is_empty()).then_some(Pulled::Deliveries(deliveries)))
+        (!deliveries.is_empty()).then_some(Pulled::Deliveries(deliveries))
     }
 
     /// Takes a message that has arrived. Adds the jobs that have a slot to `deliveries`.
@@ -459,7 +478,12 @@ impl Pull {
     }
 
     fn delivery(&mut self, message: async_nats::Message) -> Result<Delivery, async_nats::Error> {
-        Delivery::new(&self.nats, &mut self.context, message)
+        Delivery::new(&self.nats, self.line.clone(), &mut self.context, message)
+    }
+
+    /// Of an old inbox, whose requests may be older than the connection for answers.
+    fn old_delivery(&mut self, message: async_nats::Message) -> Result<Delivery, async_nats::Error> {
+        Delivery::new(&self.nats, None, &mut self.context, message)
     }
 
     async fn request(&mut self, batch: usize) -> Result<(), async_nats::Error> {
@@ -478,6 +502,9 @@ impl Pull {
     async fn reset(&mut self) -> Result<(), async_nats::Error> {
         self.not_coming(self.requested);
         self.connections.borrow_and_update();
+        // Both connections are made at about the same time; each new line is another inbox.
+        drop(timeout(LINE_WITHIN, self.lines.wait_for(Option::is_some)).await);
+        self.line.clone_from(&self.lines.borrow_and_update());
         self.inbox = self.nats.client.new_inbox();
         let subscriber = self.nats.client.subscribe(self.inbox.clone()).await?;
         if let Some(old) = self.subscriber.replace(subscriber) {

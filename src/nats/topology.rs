@@ -3,7 +3,7 @@
 //! A worker creates a missing stream or consumer and reports differences, but changes nothing: two versions would
 //! fight. `tenure migrate` makes the changes.
 
-use std::sync::{PoisonError, atomic::Ordering};
+use std::sync::PoisonError;
 
 use async_nats::jetstream::{
     self,
@@ -286,7 +286,7 @@ impl Nats {
         self.client.server_info().version
     }
 
-    /// Remembers the stream's creation time. A new stream voids every receipt of the old one.
+    /// Remembers the stream's creation time. Sequences of a new stream may be those of the old one.
     fn note_created(&self, info: &stream::Info) -> String {
         let created = info.created.unix_timestamp_nanos().to_string();
         let mut known = self.stream_created.lock().unwrap_or_else(PoisonError::into_inner);
@@ -294,7 +294,7 @@ impl Nats {
             tracing::warn!(stream = %self.stream, known, created,
                 "the stream was recreated; the worker drops its messages of the old stream, \
                  and the relay publishes their jobs again");
-            self.epoch.fetch_add(1, Ordering::AcqRel);
+            self.answers.renew();
         }
         *known = Some(created.clone());
         created

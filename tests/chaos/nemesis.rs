@@ -1,7 +1,8 @@
 //! The nemesis: it carries out the plan.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
+    process::Command,
     sync::{Arc, Mutex, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -191,6 +192,25 @@ impl Nemesis {
                         servers.nats.restart().unwrap();
                     }))
                     .await;
+            }
+            Fault::NatsRestored => {
+                let copy = |from: &Path, to: &Path| {
+                    let copied = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
+                    assert!(copied.success());
+                };
+                let data = self.hold.with_file_name("nats").join("data");
+                let restore = move |servers: &mut Servers| {
+                    let before = data.with_file_name("before");
+                    servers.nats.signal(Signal::STOP);
+                    copy(&data, &before);
+                    servers.nats.signal(Signal::CONT);
+                    std::thread::sleep(lasts);
+                    servers.nats.kill();
+                    servers.nats.wipe().unwrap();
+                    std::fs::rename(&before, &data).unwrap();
+                    servers.nats.restart().unwrap();
+                };
+                return Box::pin(self.without_submissions(blocking(servers, restore))).await;
             }
             Fault::StreamDeleted => {
                 let delete = async {

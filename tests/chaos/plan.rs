@@ -65,6 +65,8 @@ pub enum Fault {
     NatsKilled,
     NatsFrozen,
     NatsWiped,
+    /// NATS goes back by as many seconds as the fault lasts.
+    NatsRestored,
     StreamDeleted,
     ConsumerDeleted,
     Duplicates,
@@ -109,6 +111,7 @@ impl Fault {
             Self::NatsKilled => "NATS killed".into(),
             Self::NatsFrozen => "NATS frozen".into(),
             Self::NatsWiped => "NATS lost all it stored".into(),
+            Self::NatsRestored => "NATS restored from a copy".into(),
             Self::StreamDeleted => "stream deleted".into(),
             Self::ConsumerDeleted => "consumer deleted".into(),
             Self::Duplicates => "duplicate and forged messages".into(),
@@ -201,9 +204,10 @@ fn fault(random: &mut StdRng) -> Fault {
         84..87 => Fault::NatsRestarted,
         87..89 => Fault::NatsKilled,
         89..91 => Fault::NatsFrozen,
-        91..93 => Fault::NatsWiped,
-        93..94 => Fault::StreamDeleted,
-        94..96 => Fault::ConsumerDeleted,
+        91..92 => Fault::NatsWiped,
+        92..94 => Fault::NatsRestored,
+        94..95 => Fault::StreamDeleted,
+        95..96 => Fault::ConsumerDeleted,
         _ => Fault::Duplicates,
     }
 }

@@ -423,8 +423,11 @@ const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "the stream comes back as it was before (power cut, backup)",
-                "no job lost, none run twice",
-                &["faults::nats::a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none"],
+                "no job lost, none run twice; no answer to a lost message removes another one",
+                &[
+                    "faults::nats::a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none",
+                    "faults::nats::answers_to_messages_that_a_restored_stream_has_lost_remove_no_other_message",
+                ],
             ),
             fault(
                 "three servers: the stream's leader is killed, then the majority",

@@ -4,18 +4,19 @@ use std::{path::Path, time::Duration};
 
 use async_nats::jetstream::{
     self,
-    consumer::{FromConsumer, pull},
+    consumer::{FromConsumer, PullConsumer, pull},
 };
+use futures::StreamExt;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use tenure::{
-    Config, JobRequest, Tenure,
+    Config, JobContext, JobRequest, KindOptions, Tenure, Worker,
     dev::{Nats, free_port},
 };
 
 use super::{all_done_once, enqueue, linked, none_was_charged, worker};
 use crate::{
-    harness::{Child, Running, bench, bench_with, bench_with_servers, run_folder, until_file},
+    harness::{Bench, Child, Running, bench, bench_with, bench_with_servers, run_folder, until_file},
     scenarios::{Step, step},
 };
 
@@ -153,6 +154,108 @@ async fn a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none() {
     all_done_once(&bench, 40).await;
     assert_eq!(bench.count("tenure.job_executions_all").await, 40);
     working.stop().await;
+}
+
+/// What the server loses, workers still hold: running jobs, an ack and a term on their way, the parts of a message. The
+/// restored stream gives the sequences of those messages to submissions that nobody has claimed: of the same queue, where
+/// a worker has received them and died, of a paused one, and of one without workers.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_to_messages_that_a_restored_stream_has_lost_remove_no_other_message() {
+    let mut bench = bench_with_servers(|config| {
+        config.timing.stale_after = Duration::from_secs(10);
+        config.timing.ack_wait = Duration::from_secs(12);
+        config.jobs_per_message = 4;
+    })
+    .await;
+    bench.tenure.setup(&["q".into(), "paused".into(), "unserved".into()]).await.unwrap();
+    bench.tenure.pause_queue("paused").await.unwrap();
+    let folder = bench.config.runtime_dir.parent().unwrap().join("nats");
+    let nats = &mut bench.own.as_mut().unwrap().nats;
+    nats.stop();
+    copy(&folder.join("data"), &folder.join("before"));
+    nats.restart().unwrap();
+    until_up(&bench).await;
+
+    let link = linked(&bench).await;
+    let (open, gates) = tokio::sync::watch::channel(0);
+    let wait = move |gate: Value, _: JobContext| {
+        let mut gates = gates.clone();
+        async move {
+            drop(gates.wait_for(|open| *open >= gate.as_i64().unwrap()).await.unwrap());
+        }
+    };
+    let builder = Worker::builder(&link.tenure).handle_any(KindOptions::new(), wait);
+    let working = Running::start(builder.concurrency("q", 100).concurrency("paused", 4));
+    let subject = |queue: &str| format!("{}.{queue}.k", bench.config.subject_prefix);
+    let (js, prefix) = (bench.js.clone(), bench.config.subject_prefix.clone());
+    let submit = async |queue: &str, gate: u8, count: usize| {
+        for _ in 0..count {
+            let subject = format!("{prefix}.{queue}.k");
+            js.publish(subject, gate.to_string().into()).await.unwrap().await.unwrap();
+        }
+    };
+    // Each gate: five submissions, and forty jobs in ten messages.
+    for gate in [1, 2] {
+        submit("q", gate, 5).await;
+        bench.tenure.enqueue_many((0..40).map(|_| JobRequest::new("q", "k", json!(gate)))).await.unwrap();
+    }
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 90).await;
+    assert_eq!(bench.messages().await, 30);
+    let mut locked = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.jobs").execute(&mut *locked).await.unwrap();
+    let mut headers = async_nats::HeaderMap::new();
+    headers.insert("Tenure-Job-Id", uuid::Uuid::now_v7().to_string());
+    let forged = bench.js.publish_with_headers(subject("q"), headers, "{}".into());
+    forged.await.unwrap().await.unwrap();
+    let waits = "pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%fencing_token%'";
+    bench.until(&format!("(SELECT count(*) FROM {waits}) > 0")).await;
+
+    // While nothing reaches the server, a claim that ends a message, and 45 jobs of fifteen messages.
+    link.nats.lead_to(free_port().unwrap());
+    locked.rollback().await.unwrap();
+    open.send(1).unwrap();
+    bench.until_count("tenure.job_history", 45).await;
+    let nats = &mut bench.own.as_mut().unwrap().nats;
+    nats.kill();
+    nats.wipe().unwrap();
+    copy(&folder.join("before"), &folder.join("data"));
+    nats.restart().unwrap();
+    until_up(&bench).await;
+    submit("q", 0, 7).await;
+    submit("unserved", 0, 20).await;
+    submit("paused", 0, 10).await;
+    let stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
+    let dying: PullConsumer = stream.get_consumer("q").await.unwrap();
+    let received = dying.fetch().max_messages(7).messages().await.unwrap().take(7).count().await;
+    assert_eq!(received, 7);
+    submit("q", 0, 1).await;
+    link.nats.lead_to(bench.own.as_ref().unwrap().nats.port());
+    bench.until_count("tenure.job_history", 46).await;
+    // And those that still run.
+    open.send(2).unwrap();
+    bench.until_count("tenure.job_history", 91).await;
+    working.stop().await;
+    assert_eq!(bench.messages().await, 37, "each message that nobody has claimed is there");
+
+    bench.tenure.resume_queue("paused").await.unwrap();
+    let builder =
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), async |_: Value, _: JobContext| {});
+    let builder = builder.concurrency("q", 10).concurrency("unserved", 10).concurrency("paused", 10);
+    let working = Running::start(builder);
+    bench.until_count("tenure.job_history", 128).await;
+    assert_eq!(bench.count("tenure.job_executions_all").await, 128);
+    working.stop().await;
+}
+
+/// Waits until the bench's own client has found the server again.
+async fn until_up(bench: &Bench) {
+    for _ in 0..200 {
+        if bench.js.get_stream(&bench.config.stream).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("NATS is not back");
 }
 
 const ACCOUNTS: &str = r"

@@ -1,0 +1,413 @@
+//! Answers: each ack, nak and term reaches the message that it is for, or none.
+//!
+//! NATS takes an answer by the message's sequence alone. A stream may go back: to a restored copy, or to what the disk
+//! had at a power cut. It then gives the sequences of the lost messages to others, and an answer to a lost message
+//! would remove a submission that nobody has claimed. Therefore:
+//!
+//! - Answers have a connection of their own, the *line*, which the client never makes again. What the client still
+//!   holds when the line breaks is gone with it: the client would send it to the server that is there next.
+//! - An answer leaves at once if its message was requested while this line was up, and arrived less than [`FRESH_FOR`]
+//!   ago. In between no server has restarted that the line leads to, nor one behind it: that takes longer.
+//! - Each other answer waits until the stream has shown, over the line, that its sequence still belongs to its message.
+//!
+//! An answer that is lost is harmless: NATS redelivers the message, and the claim finds its job as it is.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_nats::{
+    Client, ConnectOptions, Event, ReconnectToServer, ServerAddr, Subject,
+    connection::State,
+    jetstream::{self, AckKind, response::Response},
+};
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use futures::future::join_all;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    time::{sleep, timeout},
+};
+
+use crate::observe::repeats;
+
+/// How long after its arrival a message is answered without a look. A server that lost what it had written has come up
+/// again since, and the leader of several is elected by a timer of four seconds or more.
+const FRESH_FOR: Duration = Duration::from_secs(2);
+/// The most answers that wait.
+const WAITING_MAX: usize = 65_536;
+/// How many looks are on their way at once.
+const LOOKS: usize = 32;
+/// The pause after a look without an answer, and after a connection that was not made: it doubles up to the longest.
+const AGAIN_AFTER: Duration = Duration::from_millis(250);
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(4);
+/// How often the task looks whether the other connection is up: the line is made only then.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
+/// No server listens there: the client gives a broken line up, for want of another place to go.
+const NOWHERE: &str = "nats://127.0.0.1:0";
+/// What the server answers for a sequence without a message.
+const NO_MESSAGE: u64 = 10_037;
+
+/// The connection for answers.
+pub(super) struct Line {
+    pub(super) client: Client,
+    context: jetstream::Context,
+    broken: Arc<(AtomicBool, Notify)>,
+    /// For the application's own client, which makes its connection again: the number of the connection.
+    connects: Option<u64>,
+    id: u64,
+    made_at: Instant,
+}
+
+impl std::fmt::Debug for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Line").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Line {
+    /// Whether this is still the connection that it was.
+    pub(super) fn is_up(&self) -> bool {
+        !self.broken.0.load(Ordering::Acquire)
+            && self.client.connection_state() == State::Connected
+            && self.connects.is_none_or(|connects| connects == connects_of(&self.client))
+    }
+
+    /// Whether a message that was requested over it and arrived then may be answered without a look.
+    pub(super) fn is_fresh(&self, arrived_at: Instant) -> bool {
+        arrived_at.elapsed() < FRESH_FOR && self.is_up()
+    }
+
+    /// Names the line and an arrival, for a receipt that leaves the process.
+    pub(super) fn mark(&self, arrived_at: Instant) -> String {
+        format!("{:x}.{}", self.id, arrived_at.saturating_duration_since(self.made_at).as_millis())
+    }
+
+    /// Returns the arrival that a mark names. `None`: it names another line.
+    pub(super) fn arrival(&self, mark: &str) -> Option<Instant> {
+        let (id, millis) = mark.split_once('.')?;
+        let is_this = u64::from_str_radix(id, 16) == Ok(self.id);
+        self.made_at.checked_add(Duration::from_millis(millis.parse().ok().filter(|_| is_this)?))
+    }
+
+    fn give_up(&self) {
+        self.broken.0.store(true, Ordering::Release);
+    }
+
+    /// Waits until it is not up.
+    async fn broken(&self) {
+        while self.is_up() {
+            // Nobody tells of the application's own client.
+            drop(timeout(AGAIN_AFTER, self.broken.1.notified()).await);
+        }
+    }
+}
+
+fn connects_of(client: &Client) -> u64 {
+    client.statistics().connects.load(Ordering::Relaxed)
+}
+
+/// How a line is made.
+pub(super) enum Dial {
+    Own(Box<(Vec<ServerAddr>, ConnectOptions)>),
+    Given(Client),
+}
+
+impl Dial {
+    async fn line(&self) -> Option<Line> {
+        let broken = Arc::new((AtomicBool::new(false), Notify::new()));
+        let (client, connects) = match self {
+            Self::Given(client) => (client.clone(), Some(connects_of(client))),
+            Self::Own(own) => (connect_once(&own.0, own.1.clone(), broken.clone()).await?, None),
+        };
+        let context = jetstream::new(client.clone());
+        let line = Line { client, context, broken, connects, id: rand::random(), made_at: Instant::now() };
+        line.is_up().then_some(line)
+    }
+}
+
+/// Makes a connection that ends for good when it breaks.
+async fn connect_once(
+    servers: &[ServerAddr],
+    options: ConnectOptions,
+    broken: Arc<(AtomicBool, Notify)>,
+) -> Option<Client> {
+    let options = options
+        .name("tenure answers")
+        .max_reconnects(servers.len())
+        .ignore_discovered_servers()
+        .reconnect_delay_callback(|_| Duration::ZERO)
+        // Unlike the default, which looks for a server itself, this counts its attempts without an ERROR in the log.
+        .reconnect_to_server_callback(|servers, _| {
+            let nowhere = servers.into_iter().find(|server| server.addr.port() == 0);
+            std::future::ready(
+                nowhere.map(|server| ReconnectToServer { addr: server.addr, delay: Some(Duration::ZERO) }),
+            )
+        })
+        .event_callback(move |event| {
+            match event {
+                Event::Disconnected | Event::Closed => {
+                    broken.0.store(true, Ordering::Release);
+                    broken.1.notify_waiters();
+                }
+                Event::ServerError(error) => {
+                    if let Some(left_out) = repeats::tell("answers", &error) {
+                        tracing::error!(%error, left_out, "NATS reported an error on the connection for answers");
+                    }
+                }
+                _ => {}
+            }
+            std::future::ready(())
+        });
+    let client = timeout(CONNECTED_WITHIN, options.connect(servers)).await.ok()?;
+    let client = client.inspect_err(|error| tracing::debug!(%error, "no connection for answers yet")).ok()?;
+    let nowhere = NOWHERE.parse::<ServerAddr>().ok()?;
+    client.set_server_pool(nowhere).await.ok()?;
+    // It may have broken, and have been made again, before that.
+    (connects_of(&client) == 1).then_some(client)
+}
+
+/// An answer to one message.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) reply: Subject,
+    pub(super) sequence: u64,
+    pub(super) published_ns: i128,
+    pub(super) kind: AckKind,
+}
+
+enum Told {
+    Answer(Instant, Answer),
+    /// Messages will arrive: make the line.
+    Expect,
+    /// The stream is another one: each answer from before waits for a look.
+    Renew,
+    Flush(oneshot::Sender<()>),
+}
+
+/// Where answers go. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Answers {
+    told: mpsc::Sender<Told>,
+    line: watch::Receiver<Option<Arc<Line>>>,
+}
+
+impl Answers {
+    /// `client` is the one of everything else.
+    pub(super) fn start(dial: Dial, client: Client, stream: String, ack_wait: Duration) -> Self {
+        let (told, mut tells) = mpsc::channel(WAITING_MAX);
+        let (lines, line) = watch::channel(None);
+        tokio::spawn(async move {
+            // A producer answers nothing, and needs no line.
+            if let Some(first) = tells.recv().await {
+                let left = VecDeque::from([first]);
+                Sender { dial, client, stream, ack_wait, tells, left, lines }.run().await;
+            }
+        });
+        Self { told, line }
+    }
+
+    /// Returns a receiver of the line, and has it made.
+    pub(super) fn line(&self) -> watch::Receiver<Option<Arc<Line>>> {
+        self.told.try_send(Told::Expect).ok();
+        self.line.clone()
+    }
+
+    /// The line that is there now.
+    pub(super) fn line_now(&self) -> Option<Arc<Line>> {
+        self.line.borrow().clone()
+    }
+
+    /// Sends an answer once the stream has shown that its message is still the same.
+    pub(super) fn send(&self, answer: Answer) {
+        if self.told.try_send(Told::Answer(Instant::now(), answer)).is_err() {
+            tracing::debug!("an answer was not sent: too many wait for NATS");
+        }
+    }
+
+    /// Makes a new line, since the stream is another one.
+    pub(super) fn renew(&self) {
+        self.told.try_send(Told::Renew).ok();
+    }
+
+    /// Waits until the server has every answer that was sent before.
+    pub(super) async fn flush(&self) {
+        // Without a line, nothing was sent; what waits, waits for the next one.
+        if self.line_now().is_none() {
+            return;
+        }
+        let (done, is_done) = oneshot::channel();
+        if self.told.send(Told::Flush(done)).await.is_ok() {
+            is_done.await.ok();
+        }
+    }
+}
+
+/// What the stream has at a sequence.
+#[derive(Debug, PartialEq)]
+enum Seen {
+    Same,
+    None,
+    Another,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    message: Time,
+}
+
+#[derive(Deserialize)]
+struct Time {
+    time: DateTime<Utc>,
+}
+
+/// Reads from the stream whether a sequence is still that of this message.
+async fn look(line: &Line, stream: &str, answer: &Answer) -> Result<Seen, String> {
+    let question = json!({ "seq": answer.sequence });
+    let asked = line.context.request(format!("STREAM.MSG.GET.{stream}"), &question).await;
+    match asked.map_err(|error| error.to_string())? {
+        Response::Ok(Stored { message }) => {
+            let stored_ns = message.time.timestamp_nanos_opt().map(i128::from);
+            Ok(if stored_ns == Some(answer.published_ns) { Seen::Same } else { Seen::Another })
+        }
+        Response::Err { error } if error.error_code().0 == NO_MESSAGE => Ok(Seen::None),
+        Response::Err { error } => Err(error.to_string()),
+    }
+}
+
+/// The task that keeps the line, and sends what needs a look.
+struct Sender {
+    dial: Dial,
+    client: Client,
+    stream: String,
+    ack_wait: Duration,
+    tells: mpsc::Receiver<Told>,
+    left: VecDeque<Told>,
+    lines: watch::Sender<Option<Arc<Line>>>,
+}
+
+impl Sender {
+    /// Ends when the last [`Answers`] is dropped.
+    async fn run(mut self) {
+        let mut pause = AGAIN_AFTER;
+        while !self.tells.is_closed() {
+            if self.client.connection_state() != State::Connected {
+                sleep(LOOK_EVERY).await;
+                continue;
+            }
+            let Some(line) = self.dial.line().await.map(Arc::new) else {
+                sleep(pause).await;
+                pause = (pause * 2).min(AGAIN_AFTER_MAX);
+                continue;
+            };
+            pause = AGAIN_AFTER;
+            self.lines.send_replace(Some(line.clone()));
+            let goes_on = self.serve(&line).await;
+            self.lines.send_replace(None);
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// Sends answers over this line, until it breaks or is to be made anew. Returns whether more may come.
+    async fn serve(&mut self, line: &Line) -> bool {
+        let mut more = Vec::new();
+        while line.is_up() {
+            if self.left.is_empty() {
+                tokio::select! {
+                    count = self.tells.recv_many(&mut more, LOOKS) => if count == 0 { return false },
+                    () = line.broken() => return true,
+                }
+                self.left.extend(more.drain(..));
+            }
+            match self.left.front() {
+                Some(Told::Answer(..)) => {
+                    if !self.send(line).await {
+                        sleep(AGAIN_AFTER).await;
+                    }
+                }
+                Some(Told::Renew) => {
+                    self.left.pop_front();
+                    line.give_up();
+                    return true;
+                }
+                _ => {
+                    if let Some(Told::Flush(done)) = self.left.pop_front() {
+                        line.client.flush().await.ok();
+                        // The answer to any request comes after the server has read everything before it.
+                        line.context.get_stream(self.stream.as_str()).await.ok();
+                        done.send(()).ok();
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Sends the answers that come next and whose messages are the same. `false`: the stream did not show one of them.
+    async fn send(&mut self, line: &Line) -> bool {
+        let mut answers = Vec::new();
+        while answers.len() < LOOKS
+            && let Some(Told::Answer(..)) = self.left.front()
+            && let Some(Told::Answer(told_at, answer)) = self.left.pop_front()
+        {
+            // NATS has redelivered the message.
+            if told_at.elapsed() < self.ack_wait {
+                answers.push((told_at, answer));
+            }
+        }
+        let mut looks = Vec::with_capacity(answers.len());
+        for (_, answer) in &answers {
+            looks.push(look(line, &self.stream, answer));
+        }
+        let seen = join_all(looks).await;
+        let mut unseen = Vec::new();
+        for ((told_at, answer), seen) in answers.into_iter().zip(seen) {
+            match seen {
+                Ok(Seen::Same) => {
+                    line.client.publish(answer.reply, Bytes::from(answer.kind)).await.ok();
+                }
+                Ok(Seen::None) => {}
+                Ok(Seen::Another) => {
+                    if let Some(left_out) = repeats::tell("went back", &self.stream) {
+                        tracing::warn!(
+                            stream = self.stream,
+                            sequence = answer.sequence,
+                            left_out,
+                            "the stream went back: it has given the sequence of a message to another one, and has \
+                             lost what it stored in between; see docs/disaster-recovery.md"
+                        );
+                    }
+                }
+                Err(error) => {
+                    if line.is_up()
+                        && let Some(left_out) = repeats::tell("look", &error)
+                    {
+                        tracing::warn!(
+                            error,
+                            left_out,
+                            "messages are answered later: the stream does not show whether it is as it was; \
+                             NATS has to be up, and this user needs $JS.API.STREAM.MSG.GET.{}",
+                            self.stream
+                        );
+                    }
+                    unseen.push(Told::Answer(told_at, answer));
+                }
+            }
+        }
+        let all = unseen.is_empty();
+        for told in unseen.into_iter().rev() {
+            self.left.push_front(told);
+        }
+        all
+    }
+}
