@@ -136,6 +136,21 @@ impl State {
         if is_stranger {
             self.all.mistakes -= 1.0;
         }
+        self.note(by, own);
+    }
+
+    /// The guess was right after all.
+    fn give_back(&mut self, by: Guesser, is_stranger: bool, now: Instant) {
+        let mut own = self.own(by, now);
+        own.mistakes = (own.mistakes + 1.0).min(OF_ONE.at_once);
+        if is_stranger {
+            self.all.mistakes = (self.all.mistakes + 1.0).min(OF_ALL.at_once);
+        }
+        self.note(by, own);
+        self.was_right(by);
+    }
+
+    fn note(&mut self, by: Guesser, own: Left) {
         match by {
             Guesser::Network(address) => self.networks.insert(address, own),
             Guesser::Known(browser) => self.browsers.insert(browser, own),
@@ -177,7 +192,16 @@ impl Guesses {
         now: Instant,
         compare: impl FnOnce() -> Option<T>,
     ) -> Result<T, NotSignedIn> {
-        // Held during the comparison, so that guesses in parallel are counted one by one.
+        let is_stranger = self.charge(by, now)?;
+        // Without the lock: bcrypt takes long, and a stranger's guesses must not hold up everybody.
+        let found = compare().ok_or(NotSignedIn::Wrong)?;
+        self.state().give_back(by, is_stranger, now);
+        Ok(found)
+    }
+
+    /// Counts a mistake in advance, so that guesses in parallel are counted one by one. Returns whether it is a
+    /// stranger's.
+    fn charge(&self, by: Guesser, now: Instant) -> Result<bool, NotSignedIn> {
         let mut state = self.state();
         state.all.until(now, OF_ALL);
         let (own, is_stranger) = (state.own(by, now), state.is_stranger(by));
@@ -187,12 +211,8 @@ impl Guesses {
         if let Some(wait) = state.all.wait(OF_ALL).filter(|_| is_stranger) {
             return Err(NotSignedIn::TooMany(wait, Met::OfAll));
         }
-        let found = compare();
-        match found {
-            Some(_) => state.was_right(by),
-            None => state.was_wrong(by, own, is_stranger),
-        }
-        found.ok_or(NotSignedIn::Wrong)
+        state.was_wrong(by, own, is_stranger);
+        Ok(is_stranger)
     }
 }
 
@@ -219,6 +239,33 @@ mod tests {
         let in_a_minute =
             (1..=600).filter(|n| compared(network_of(1), start + Duration::from_millis(100 * n))).count();
         assert_eq!(in_a_minute, 30);
+    }
+
+    #[test]
+    fn a_comparison_that_takes_long_holds_up_no_other_client_and_guesses_in_parallel_are_counted() {
+        let (guesses, start) = (Guesses::new(), Instant::now());
+        let (begun, compares) = std::sync::mpsc::channel();
+        let (over, end) = std::sync::mpsc::channel::<()>();
+        let end = Mutex::new(end);
+        std::thread::scope(|scope| {
+            for _ in 0..20 {
+                let (begun, end, guesses) = (begun.clone(), &end, &guesses);
+                scope.spawn(move || {
+                    guesses.limited_at(network_of(1), start, || {
+                        begun.send(()).unwrap_or_default();
+                        // Until each of the twenty has begun to compare, or was refused.
+                        end.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+                        None::<()>
+                    })
+                });
+            }
+            assert_eq!((0..10).filter(|_| compares.recv().is_ok()).count(), 10);
+            assert_eq!(guesses.limited_at(network_of(2), start, || Some(())), Ok(()), "it waits for nobody");
+            let refused = guesses.limited_at(network_of(1), start, || Some(()));
+            assert!(matches!(refused, Err(NotSignedIn::TooMany(_, Met::OfOne))), "{refused:?}");
+            drop(over);
+        });
+        assert_eq!(compares.try_iter().count(), 0, "ten compared, and ten were refused");
     }
 
     #[test]
