@@ -312,4 +312,9 @@ async fn the_streams_progress_says_which_jobs_have_no_message_left() {
     assert_eq!(before(said(0, 3), at(140)).await, None, "the messages were delivered a moment ago");
     store.add_mark(at(0), "s", 9, seconds(2)).await.unwrap();
     assert_eq!(before(said(4, 0), at(150)).await, Some(at(-6)), "less the margin");
+    // A mark of a clock that was ahead proves nothing, and keeps no other from being made.
+    place.execute("UPDATE tenure.relay_marks SET marked_at = now() + interval '1 h'").await;
+    assert_eq!(before(said(4, 0), at(160)).await, None);
+    store.add_mark(at(0), "s", 9, seconds(2)).await.unwrap();
+    assert_eq!(place.value("SELECT array_agg(marked_at < now()) FROM tenure.relay_marks").await, "{t}");
 }

@@ -57,6 +57,50 @@ async fn a_scan_in_a_grace_or_with_an_open_breaker_resets_nothing_and_counts_the
     assert_ne!(place.value(measured_at).await, second);
 }
 
+/// What a clock left behind that has stepped back by an hour since: nothing waits for that hour, and live owners get
+/// their grace.
+#[tokio::test]
+async fn times_of_a_clock_that_was_an_hour_ahead_stop_no_scan_and_keep_no_job() {
+    let place = place().await;
+    let later = "now() + interval '1 h'";
+    silent_jobs(&place, 1).await;
+    place.execute(&format!("UPDATE tenure.jobs SET last_activity_at = {later}")).await;
+    place.execute(&format!("UPDATE tenure.scanner_state SET last_scan_at = {later}")).await;
+    assert_eq!(scan_if_due(&place).await, Some(0), "a scan in the future is a gap: a grace begins");
+    assert_eq!(scan_if_due(&place).await, None);
+    let grace = "SELECT grace_until BETWEEN now() + interval '290 s' AND now() + interval '300 s' FROM tenure.scanner_state";
+    assert_eq!(place.value(grace).await, "true");
+    place.execute(&format!("UPDATE tenure.scanner_state SET grace_until = {later}")).await;
+    assert_eq!(scan_now(&place).await, Some(0));
+    assert_eq!(place.value(grace).await, "true", "at most stale_after from now");
+    place.execute("UPDATE tenure.scanner_state SET grace_until = NULL").await;
+    assert_eq!(scan_now(&place).await, Some(1), "its owner has had its grace");
+    assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
+    // A breaker opens at the latest now, so that it closes.
+    place.execute(&format!("UPDATE tenure.scanner_state SET breaker_since = {later}")).await;
+    silent_jobs(&place, 21).await;
+    assert_eq!(scan_now(&place).await, Some(0));
+    assert_eq!(place.value("SELECT breaker_since <= now() FROM tenure.scanner_state").await, "true");
+}
+
+#[tokio::test]
+async fn turns_of_a_worker_that_has_stopped_or_whose_clock_was_ahead_are_free() {
+    let place = place().await;
+    let store = place.tenure.store();
+    let turn = ["scan"];
+    let take = async |worker: &str| store.take_turns(&turn, worker, seconds(10)).await.unwrap().taken.len();
+    assert_eq!((take("one").await, take("other").await), (1, 0));
+    store.leave_turns("one").await.unwrap();
+    // Another clock, an hour behind, sees the turn as free, too.
+    assert_eq!(
+        place.value("SELECT until < now() - interval '1 h' FROM tenure.turns WHERE turn = 'scan'").await,
+        "true"
+    );
+    assert_eq!(take("other").await, 1);
+    place.execute("UPDATE tenure.turns SET until = now() + interval '1 h' WHERE turn = 'scan'").await;
+    assert_eq!(take("one").await, 1);
+}
+
 #[tokio::test]
 async fn a_job_that_postgres_refuses_to_write_keeps_no_other_from_being_reset() {
     let place = place().await;

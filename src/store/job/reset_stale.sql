@@ -11,7 +11,7 @@ WITH locked AS MATERIALIZED (
 -- include job/parts/silent_job.sql
      WHERE j.id = ANY ($1::uuid[])
        AND j.status = 'processing'
-       AND j.last_activity_at + j.stale_after < statement_timestamp()
+       AND statement_timestamp() NOT BETWEEN j.last_activity_at - j.stale_after AND j.last_activity_at + j.stale_after
      ORDER BY j.id
        FOR UPDATE OF j SKIP LOCKED
 )

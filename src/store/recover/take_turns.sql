@@ -10,7 +10,9 @@ WITH taken AS (
     UPDATE tenure.turns t
        SET worker_id = $2, until = clock_timestamp() + $3::float8 * interval '1 second'
      WHERE t.turn = ANY ($1::text[])
-       AND (t.worker_id = $2 OR t.until < statement_timestamp())
+       -- The clock may have been ahead when its worker took it.
+       AND (t.worker_id = $2 OR t.until < statement_timestamp()
+            OR t.until > statement_timestamp() + 2 * $3::float8 * interval '1 second')
     RETURNING t.turn
 ), mine AS (
     SELECT coalesce(array_agg(turn), '{}') AS turns, count(*) > 0 AS some FROM taken
