@@ -24,7 +24,7 @@ use crate::{
         insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     },
     job::{
-        Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue,
+        AHEAD_MAX, Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue,
         codec::{Codecs, Part, is_sealed},
         duration::written,
         unstorable_text,
@@ -32,9 +32,6 @@ use crate::{
     observe::trace::{self, Sending},
     store::{NewJob, PublishedBy, RareOptions, StoreError},
 };
-
-/// The longest delay: a longer one is a mistake in its unit.
-const DELAY_MAX: Duration = Duration::from_hours(24 * 365 * 10);
 
 /// When a held job is due. Postgres's `infinity` is no time to chrono.
 const NEVER: DateTime<Utc> = match NaiveDate::from_ymd_opt(9999, 1, 1) {
@@ -376,11 +373,11 @@ impl JobRequest {
         if !(1..=1_000).contains(&self.max_attempts) {
             return wrong("max_attempts", self.max_attempts.to_string(), "1 to 1000");
         }
-        if let Some(delay) = self.delay.filter(|delay| *delay > DELAY_MAX) {
+        if let Some(delay) = self.delay.filter(|delay| *delay > AHEAD_MAX) {
             return wrong("delay", written(delay), "at most ten years");
         }
         // By this host's clock: it need not be exact.
-        if let Some(at) = self.run_at.filter(|at| *at > Utc::now() + DELAY_MAX) {
+        if let Some(at) = self.run_at.filter(|at| *at > Utc::now() + AHEAD_MAX) {
             return wrong("run_at", at.to_rfc3339(), "at most ten years ahead");
         }
         if let Some(key) = &self.unique_key

@@ -4,8 +4,8 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     job::{
-        JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, TAGS_MAX, attempt::Category, check_key, check_kind,
-        check_lane, check_queue, check_tag, unstorable,
+        AHEAD_MAX, JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, TAGS_MAX, attempt::Category, check_key,
+        check_kind, check_lane, check_queue, check_tag, unstorable,
     },
     nats::{Delivery, JOB_ID, TicketBody},
     observe::trace,
@@ -41,7 +41,13 @@ pub(crate) trait RawMessage {
     fn body(&self) -> &[u8];
     /// A header's value. The case of its name does not matter.
     fn header(&self, name: &str) -> Option<&str>;
+    fn header_names(&self) -> impl Iterator<Item = &str>;
     fn origin(&self) -> Origin;
+
+    /// Why the client could not read the subject or the headers.
+    fn unreadable(&self) -> Option<&str> {
+        None
+    }
 
     /// The job and its dispatch, if this is the part of one job in a message that names several.
     fn part(&self) -> Option<(JobId, i32)> {
@@ -70,6 +76,14 @@ impl RawMessage for Delivery {
         Self::header(self, name)
     }
 
+    fn header_names(&self) -> impl Iterator<Item = &str> {
+        Self::header_names(self)
+    }
+
+    fn unreadable(&self) -> Option<&str> {
+        self.unreadable.as_deref()
+    }
+
     fn origin(&self) -> Origin {
         Origin {
             id: self.derived_id(),
@@ -92,6 +106,9 @@ pub(crate) fn names<'s>(subject: &'s str, prefix: &str) -> Option<(&'s str, &'s 
 /// Classifies a message.
 pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usize) -> Message {
     let malformed = |reason: String| Message::Rejected { category: Category::Malformed, reason };
+    if let Some(reason) = sent.unreadable() {
+        return malformed(reason.to_owned());
+    }
     let Some((queue, kind)) = names(sent.subject(), prefix) else {
         return malformed(format!("the subject is not {prefix}.<queue>.<kind>"));
     };
@@ -157,6 +174,21 @@ pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usiz
     }
 }
 
+/// What the names of tenure's own headers begin with.
+const OWN: &str = "Tenure-";
+/// The headers of a submission. A misspelt one is refused: its sender counts on it.
+const KNOWN: [&str; 9] = [
+    "Tenure-Idempotency-Key",
+    "Tenure-Lane",
+    "Tenure-Max-Attempts",
+    "Tenure-Not-After",
+    "Tenure-On-Expiry",
+    "Tenure-Priority",
+    "Tenure-Replace",
+    "Tenure-Run-At",
+    "Tenure-Tags",
+];
+
 /// The options in a submission's headers.
 struct Headers {
     key: Option<String>,
@@ -168,6 +200,13 @@ struct Headers {
 
 impl Headers {
     fn read(sent: &impl RawMessage) -> Result<Self, String> {
+        let is_unknown = |name: &&str| {
+            let is = |known: &&str| known.eq_ignore_ascii_case(name);
+            name.get(..OWN.len()).is_some_and(|own| own.eq_ignore_ascii_case(OWN)) && !KNOWN.iter().any(is)
+        };
+        if let Some(name) = sent.header_names().find(is_unknown) {
+            return Err(format!("the header {name} is not known; the known ones are {}", KNOWN.join(", ")));
+        }
         let max_attempts = match sent.header("Tenure-Max-Attempts") {
             None => MAX_ATTEMPTS_DEFAULT,
             Some(text) => match text.trim().parse() {
@@ -204,7 +243,11 @@ impl Headers {
 fn time(sent: &impl RawMessage, name: &str) -> Result<Option<DateTime<Utc>>, String> {
     let Some(text) = sent.header(name) else { return Ok(None) };
     let wrong = |_| format!("the header {name} is {text:?}, but must be a time such as 2030-01-31T12:00:00Z");
-    Ok(Some(DateTime::parse_from_rfc3339(text.trim()).map_err(wrong)?.into()))
+    let at: DateTime<Utc> = DateTime::parse_from_rfc3339(text.trim()).map_err(wrong)?.into();
+    if at.signed_duration_since(sent.origin().published).to_std().is_ok_and(|ahead| ahead > AHEAD_MAX) {
+        return Err(format!("the header {name} is {text:?}, but must be at most ten years ahead"));
+    }
+    Ok(Some(at))
 }
 
 /// Reads the tags, which commas separate.

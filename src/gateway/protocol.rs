@@ -6,10 +6,10 @@ use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
+use crate::job::AHEAD_MAX;
+
 /// The version of the protocol.
 const VERSION: u64 = 1;
-/// The longest duration of a request: more is a mistake in a unit.
-const LONGEST: Duration = Duration::from_hours(24 * 365 * 10);
 
 /// Returns the known name of a request.
 pub(super) fn name(by_worker: bool, request: &str) -> Option<&'static str> {
@@ -188,7 +188,7 @@ impl<'b> Fields<'b> {
         let expected = "a whole number of milliseconds, at most ten years";
         let millis: Option<u64> = self.parsed(name, expected)?;
         let duration = millis.map(Duration::from_millis);
-        if duration.is_some_and(|duration| duration > LONGEST) {
+        if duration.is_some_and(|duration| duration > AHEAD_MAX) {
             return Err(self.wrong(name, expected));
         }
         Ok(duration)

@@ -153,6 +153,9 @@ pub(crate) fn check_lane(key: &str) -> Result<(), &'static str> {
 const TAG_BYTES_MAX: usize = 100;
 pub(crate) const TAGS_MAX: usize = 16;
 
+/// How far ahead a job may be due, or expire: more is a mistake in a unit, or a time that stands for *never*.
+pub(crate) const AHEAD_MAX: Duration = Duration::from_hours(24 * 365 * 10);
+
 /// Checks a tag of a job: a word, or `key=value`, such as `customer=7`.
 ///
 /// # Errors

@@ -24,7 +24,7 @@ use super::{
     topology::{consumer_definition, consumer_drift, stream_definition, stream_drift},
 };
 use crate::{
-    job::{JobId, check_kind, check_queue},
+    job::{JobId, check_kind, check_queue, storable},
     store::{KindMessages, Misnamed},
 };
 
@@ -221,7 +221,7 @@ impl Nats {
                 let messages = messages.as_i64().unwrap_or_default();
                 let Some((queue, kind, jobs)) = self.named_by(subject) else {
                     counts.misnamed.messages += messages;
-                    counts.misnamed.subject.get_or_insert_with(|| subject.clone());
+                    counts.misnamed.subject.get_or_insert_with(|| storable(subject).into_owned());
                     continue;
                 };
                 let (alone, named) = kinds.entry((queue.to_owned(), kind.to_owned())).or_default();
@@ -320,17 +320,19 @@ impl Nats {
         let message = answer.get("message").cloned().unwrap_or_default();
         let published_at = time_in(&message, "time").unwrap_or_default();
         let raw: stream::RawMessage = read(message)?;
-        let message = StreamMessage::try_from(raw).map_err(|error| Unseen::Refused(error.to_string()))?;
+        let (sequence, bytes) = (raw.sequence, raw.payload.len() / 4 * 3);
         let is_id = |name: &HeaderName| AsRef::<str>::as_ref(name).eq_ignore_ascii_case(JOB_ID);
-        let named = message.headers.iter().find(|(name, _)| is_id(name));
+        // With headers that nobody can read, it is a submission that a worker refuses.
+        let message = StreamMessage::try_from(raw).ok();
+        let named = message.as_ref().and_then(|message| message.headers.iter().find(|(name, _)| is_id(name)));
         let named = named.map(|(_, ids)| ids.first().and_then(|id| id.as_str().parse().ok()));
         let published_ns = published_at.timestamp_nanos_opt().unwrap_or_default();
         Ok(Some(MessageSeen {
-            sequence: message.sequence,
+            sequence,
             is_ticket: named.is_some(),
-            job: named.unwrap_or_else(|| Some(id_of_submission(published_ns.into(), message.sequence))),
+            job: named.unwrap_or_else(|| Some(id_of_submission(published_ns.into(), sequence))),
             published_at,
-            bytes: message.payload.len(),
+            bytes: message.map_or(bytes, |message| message.payload.len()),
         }))
     }
 

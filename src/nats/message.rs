@@ -30,6 +30,8 @@ pub(crate) struct Delivery {
     pub(crate) subject: String,
     pub(crate) body: Bytes,
     headers: HeaderMap,
+    /// Why the client could not read the subject or the headers. The body then holds the bytes of both.
+    pub(crate) unreadable: Option<String>,
     pub(crate) sequence: u64,
     published_ns: i128,
     /// The number of deliveries of the message, this one included. A hint: the server may lose count.
@@ -66,6 +68,8 @@ impl Delivery {
             subject: message.subject.into_string(),
             body: message.payload,
             headers: message.headers.unwrap_or_default(),
+            // As the client words it. A server describes a status, and a job has none.
+            unreadable: message.description.filter(|why| why.starts_with("unreadable ")),
             sequence,
             published_ns,
             deliveries,
@@ -98,6 +102,7 @@ impl Delivery {
             subject: subject.clone(),
             body: Bytes::new(),
             headers: HeaderMap::new(),
+            unreadable: None,
             jobs: 1,
             part: Some(part),
             receipt: Receipt { shared: Some((shared.clone(), place)), ..self.receipt.clone() },
@@ -113,6 +118,10 @@ impl Delivery {
             .find(|(key, _)| AsRef::<str>::as_ref(*key).eq_ignore_ascii_case(name))
             .and_then(|(_, values)| values.first())
             .map(async_nats::HeaderValue::as_str)
+    }
+
+    pub(crate) fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().map(|(name, _)| AsRef::<str>::as_ref(name))
     }
 
     /// When the stream stored the message.

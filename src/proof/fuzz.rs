@@ -31,6 +31,10 @@ impl RawMessage for Given<'_> {
         self.headers.get(&name.to_lowercase()).copied()
     }
 
+    fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.headers.keys().map(String::as_str)
+    }
+
     fn origin(&self) -> Origin {
         Origin {
             id: JobId::generate(),

@@ -507,9 +507,9 @@ impl Store {
             .rows(
                 query(REFUSE)
                     .bind(refused.id)
-                    .bind(&refused.queue)
-                    .bind(&refused.kind)
-                    .bind(&refused.subject)
+                    .bind(storable(&refused.queue))
+                    .bind(storable(&refused.kind))
+                    .bind(storable(&refused.subject))
                     .bind(&refused.raw)
                     .bind(refused.category.as_str())
                     .bind(storable(&refused.reason))

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use chrono::Utc;
 
-use super::DELAY_MAX;
 use crate::{
     enqueue::insert::EnqueueError,
-    job::{PRIORITY_MAX, TAGS_MAX, check_key, check_lane, check_tag},
+    job::{AHEAD_MAX, PRIORITY_MAX, TAGS_MAX, check_key, check_lane, check_tag},
     store::RareOptions,
 };
 
@@ -25,7 +24,7 @@ pub(super) fn check(rare: &RareOptions, has_key: bool, delay: Option<Duration>) 
     {
         return wrong("priority", priority.to_string(), "-100 to 100; the lower, the sooner");
     }
-    if let Some(at) = rare.not_after.filter(|at| *at > Utc::now() + DELAY_MAX) {
+    if let Some(at) = rare.not_after.filter(|at| *at > Utc::now() + AHEAD_MAX) {
         return wrong("not_after", at.to_rfc3339(), "at most ten years ahead");
     }
     rare.tags.iter().try_for_each(|tag| check_tag(tag))?;
@@ -44,7 +43,7 @@ pub(super) fn check(rare: &RareOptions, has_key: bool, delay: Option<Duration>) 
     }
     if let Some(longest) = rare.longest_s {
         let is_fit = Duration::try_from_secs_f64(longest)
-            .is_ok_and(|longest| longest <= DELAY_MAX && delay.is_none_or(|delay| delay <= longest));
+            .is_ok_and(|longest| longest <= AHEAD_MAX && delay.is_none_or(|delay| delay <= longest));
         if rare.key_while != Some("replace") || !is_fit {
             let expected = "the wait of a job with `replace`: at least its delay, and at most ten years";
             return wrong("longest_wait", format!("{longest} s"), expected);

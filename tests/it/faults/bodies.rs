@@ -1,14 +1,20 @@
 //! Payloads: any JSON comes back equal or is refused with a reason, and nothing is half done.
 
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpStream,
+    sync::atomic::Ordering,
+};
+
 use proptest::{
     prelude::*,
     strategy::ValueTree,
     test_runner::{Config as Proptest, TestRunner},
 };
 use serde_json::{Value, json};
-use tenure::{EnqueueError, JobRequest};
+use tenure::{EnqueueError, JobRequest, KindOptions, Tenure, Worker};
 
-use crate::harness::bench;
+use crate::harness::{Bench, Running, bench};
 
 /// Any JSON, with characters that are hard for databases.
 fn any_json() -> impl Strategy<Value = Value> {
@@ -101,4 +107,96 @@ async fn json_that_no_database_can_hold_is_refused_by_producers_and_workers_alik
         assert!(typed, "{what}: {error:?}");
     }
     assert_eq!(bench.count("tenure.jobs").await, 0);
+}
+
+/// Sends these bytes to NATS as they are, and waits until the server has read them.
+fn send_raw(bench: &Bench, bytes: &[u8]) {
+    let mut server = TcpStream::connect(bench.config.nats_url.strip_prefix("nats://").unwrap()).unwrap();
+    let hello = br#"CONNECT {"verbose":false,"pedantic":false,"headers":true,"lang":"raw","version":"0"}"#;
+    server.write_all(&[hello, &b"\r\n"[..], bytes, b"PING\r\n"].concat()).unwrap();
+    let mut said = String::new();
+    for line in BufReader::new(server).lines() {
+        said = line.unwrap();
+        if said == "PONG" {
+            return;
+        }
+    }
+    panic!("NATS has closed the connection: {said}");
+}
+
+/// A publication with these headers.
+fn with_headers(subject: &str, headers: &[u8], body: &str) -> Vec<u8> {
+    let (of_headers, all) = (headers.len(), headers.len() + body.len());
+    let line = format!("HPUB {subject} {of_headers} {all}\r\n");
+    [line.as_bytes(), headers, body.as_bytes(), b"\r\n"].concat()
+}
+
+fn without_headers(subject: &[u8], body: &str) -> Vec<u8> {
+    let length = format!(" {}\r\n{body}\r\n", body.len());
+    [b"PUB ", subject, length.as_bytes()].concat()
+}
+
+/// What any client may publish, and what no client can read: among good jobs, on a gateway's and a worker's subjects.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_client_can_read_costs_no_connection_and_no_other_job() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into(), "other".into()]).await.unwrap();
+    // With the application's own client, each connection can be counted.
+    let client = async_nats::connect(&bench.config.nats_url).await.unwrap();
+    let tenure = Tenure::builder(&bench.config).nats(client.clone()).connect().await.unwrap();
+    let worker = Worker::builder(&tenure).handle_any(KindOptions::new(), async |_: Value, _| {});
+    let working = Running::start(worker.concurrency("q", 8));
+    bench.until_count("tenure.workers", 1).await;
+
+    let prefix = &bench.config.subject_prefix;
+    let q = format!("{prefix}.q.k");
+    let latin: &[u8] = b"NATS/1.0\r\nTenure-Tags: customer=M\xfcller\r\n\r\n";
+    let poison = [
+        with_headers(&q, latin, "1"),
+        with_headers(&q, b"NATS/1.0\r\nA Name: x\r\n\r\n", "1"),
+        with_headers(&q, b"NATS/1.0\r\nno colon\r\n\r\n", "1"),
+        without_headers(&[q.as_bytes(), b"\xff"].concat(), "1"),
+        without_headers(&[q.as_bytes(), b"\0b"].concat(), "1"),
+        without_headers(format!("{q}\u{a0}b").as_bytes(), "1"),
+        with_headers(&q, b"NATS/1.0\r\nTenure-RunAt: 2030-01-31T12:00:00Z\r\n\r\n", "1"),
+        with_headers(&q, b"NATS/1.0\r\nTenure-Run-At: 9999-12-31T23:59:59Z\r\n\r\n", "1"),
+        with_headers(&q, b"NATS/1.0\r\nTenure-Not-After: 9999-12-31T23:59:59Z\r\n\r\n", "1"),
+    ];
+    let mut bytes = Vec::new();
+    for poison in &poison {
+        bytes.extend((0..20).flat_map(|_| without_headers(q.as_bytes(), "1")));
+        bytes.extend(poison);
+    }
+    for subject in ["watch", "cancel", "w.q.take", "w.q.to.x", "p.q.enqueue"] {
+        let line = format!("tenure.{prefix}.{subject} _INBOX.x");
+        bytes.extend(with_headers(&line, latin, "{}"));
+    }
+    send_raw(&bench, &bytes);
+    // A queue without workers, whose messages a scan counts.
+    send_raw(&bench, &without_headers(format!("{prefix}.other.a\0b").as_bytes(), "1"));
+
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 180).await;
+    bench.until_count("tenure.dead_letter_jobs WHERE category = 'malformed'", 9).await;
+    while bench.consumer("q").await.num_ack_pending > 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(bench.count("tenure.job_executions_all").await, 180, "each job ran once");
+    let letters = bench.text("SELECT last_error FROM tenure.dead_letter_jobs ORDER BY last_error").await;
+    for reason in
+        ["unreadable headers: ", "unreadable subject: ", "Tenure-RunAt is not known", "Tenure-Run-At is"]
+    {
+        assert!(letters.contains(reason), "{reason}: {letters}");
+    }
+    let raw: Vec<u8> = bench
+        .value("SELECT raw_payload FROM tenure.dead_letter_jobs WHERE position('\\xfc'::bytea IN raw_payload) > 0")
+        .await;
+    assert_eq!(raw, [latin, b"1"].concat(), "the dead letter has the bytes of headers and body");
+    // A scan after all that: the fleet's counts are there.
+    bench.until("(SELECT misnamed > 0 FROM tenure.scanner_state)").await;
+    assert_eq!(
+        client.statistics().connects.load(Ordering::Relaxed),
+        1,
+        "the connection was never made again"
+    );
+    working.stop().await;
 }

@@ -3,23 +3,19 @@
 //!
 //! `TENURE_WRITE_DOCS=1 cargo test --all-features --test it the_table_of_faults` writes the table.
 
-use std::{fmt::Write, path::PathBuf};
-
-use crate::harness::docs_hold;
-
 /// One fault.
 pub(super) struct Fault {
-    what: &'static str,
-    must: &'static str,
+    pub(super) what: &'static str,
+    pub(super) must: &'static str,
     /// The names of its tests, with their module.
-    tests: &'static [&'static str],
+    pub(super) tests: &'static [&'static str],
 }
 
 pub(super) const fn fault(what: &'static str, must: &'static str, tests: &'static [&'static str]) -> Fault {
     Fault { what, must, tests }
 }
 
-const FAULTS: &[(&str, &[Fault])] = &[
+pub(super) const FAULTS: &[(&str, &[Fault])] = &[
     (
         "Producers",
         &[
@@ -83,6 +79,7 @@ const FAULTS: &[(&str, &[Fault])] = &[
                 "a dead letter with its bytes; the worker goes on",
                 &[
                     "submit::an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_worker_goes_on",
+                    "faults::bodies::what_no_client_can_read_costs_no_connection_and_no_other_job",
                 ],
             ),
             fault(
@@ -753,51 +750,3 @@ const FAULTS: &[(&str, &[Fault])] = &[
     ("Steps", super::steps::FAULTS),
     ("Groups and events", super::groups::FAULTS),
 ];
-
-fn root() -> PathBuf {
-    PathBuf::from(crate::harness::ROOT)
-}
-
-/// Why `make test` leaves a test out; `None` if it runs it. Panics if there is no such test.
-fn ignored(test: &str) -> Option<String> {
-    let (module, name) = test.rsplit_once("::").unwrap();
-    let path = root().join("tests/it").join(module.replace("::", "/")).with_extension("rs");
-    let path = if path.exists() { path } else { path.with_extension("").join("mod.rs") };
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let (before, _) = text
-        .split_once(&format!("fn {name}()"))
-        .unwrap_or_else(|| panic!("{}: no test {name}", path.display()));
-    let attributes = before.rsplit_once("\n\n").map_or(before, |(_, last)| last);
-    assert!(attributes.contains("#[tokio::test") || attributes.contains("#[test]"), "{test} is no test");
-    let (_, reason) = attributes.split_once("#[ignore = \"")?;
-    Some(reason.split_once('"').unwrap().0.to_owned())
-}
-
-fn table() -> String {
-    let mut table =
-        String::from("| | fault | what must come of it | tests in `tests/it` |\n|---|---|---|---|\n");
-    let mut n = 0;
-    for (area, faults) in FAULTS {
-        writeln!(table, "| | **{area}** | | |").unwrap();
-        for Fault { what, must, tests } in *faults {
-            n += 1;
-            let tests: Vec<_> = tests
-                .iter()
-                .map(|test| match ignored(test) {
-                    None => format!("`{test}`"),
-                    Some(reason) => format!("`{test}` ({reason}: `make faults`)"),
-                })
-                .collect();
-            writeln!(table, "| F{n} | {what} | {must} | {} |", tests.join(", ")).unwrap();
-        }
-    }
-    table
-}
-
-const BEGIN: &str = "<!-- the table of faults: written by tests/it/faults/matrix.rs -->\n";
-const END: &str = "<!-- the end of the table of faults -->";
-
-#[test]
-fn the_table_of_faults_is_that_of_the_docs_and_each_of_its_tests_exists() {
-    docs_hold("reliability.md", (BEGIN, END), &table(), "the_table_of_faults");
-}

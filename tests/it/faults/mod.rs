@@ -15,6 +15,7 @@ mod postgres;
 mod recovery;
 mod replicas;
 mod steps;
+mod table;
 mod watchers;
 
 use std::time::Duration;
