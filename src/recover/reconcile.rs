@@ -151,7 +151,9 @@ pub(crate) async fn reconcile(
     // A process whose transaction still holds the row of a job stays known, too, for `vanished`.
     let forgotten = store.forget_workers(Some(&dead), Duration::ZERO).await?;
     for (worker, proof) in dead.iter().zip(proofs) {
-        if let Some(path) = proof.filter(|_| forgotten.contains(worker)) {
+        // Any worker may write a row: it names no file elsewhere that this one removes.
+        let proof = proof.filter(|path| forgotten.contains(worker) && Path::new(path).parent() == Some(folder));
+        if let Some(path) = proof {
             fs::remove_file(path).ok();
         }
     }
@@ -227,7 +229,9 @@ mod tests {
         };
         let store = place.tenure.store();
         let us = worker("us", i32::try_from(std::process::id()).unwrap());
-        let dead = worker("dead", 0x3fff_ffff);
+        let elsewhere = tempfile::NamedTempFile::new().unwrap();
+        let lock_file = Some(elsewhere.path().to_string_lossy().into_owned());
+        let dead = Registration { lock_file, ..worker("dead", 0x3fff_ffff) };
         for worker in [&us, &dead] {
             store.register_worker(worker).await.unwrap();
         }
@@ -241,6 +245,7 @@ mod tests {
         assert_eq!(reconcile(store, &us, folder, &Hooks::default()).await.unwrap(), 2);
         let left = place.value("SELECT string_agg(worker_id, ' ') FROM tenure.workers").await;
         assert_eq!(left, "us");
+        assert!(elsewhere.path().exists(), "a row names a file of another folder");
         let owners = "SELECT string_agg(worker_id, ' ') FROM tenure.jobs WHERE status = 'processing'";
         assert_eq!(place.value(owners).await, "us");
     }
