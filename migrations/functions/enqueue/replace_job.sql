@@ -23,7 +23,9 @@ BEGIN
               OR EXISTS (SELECT FROM tenure.job_edges d WHERE d.after = job AND d.state IS NULL AND d.step IS NOT NULL);
         DELETE FROM tenure.effects e WHERE e.job_id = job;
         DELETE FROM tenure.job_edges d WHERE d.after = job AND d.step IS NOT NULL;
-        due_then := greatest(due_then, CASE WHEN old.scheduled_at < never THEN old.scheduled_at END);
+        -- The pause of a job that a lane holds stands in lane_jobs.
+        due_then := greatest(due_then, CASE WHEN old.scheduled_at < never THEN old.scheduled_at END,
+                             (SELECT l.due_at FROM tenure.lane_jobs l WHERE l.job_id = job AND l.due_at < never));
     END IF;
     -- Not if a lane holds it or it follows other jobs, its message is on its way, or it keeps its lane's slot.
     is_moved := NOT (waits OR is_held

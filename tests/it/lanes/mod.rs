@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tenure::{
-    JobContext, JobRequest, KindOptions, Worker, WorkerBuilder,
+    JobContext, JobError, JobRequest, KindOptions, Worker, WorkerBuilder,
     lanes::{LaneOptions, Lanes},
 };
 
@@ -259,6 +259,26 @@ async fn a_debounced_job_runs_once_with_its_last_payload() {
     let next = bench.tenure.enqueue(job("a", 7, 0).replace("doc")).await.unwrap();
     assert!(!next.duplicate && next.id != first.id);
     drained(&bench, 2).await;
+    worker.stop().await;
+}
+
+/// The pause of a retry that a lane holds is as long as one without lanes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_payload_does_not_shorten_the_pause_of_a_retry_in_a_lane() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".to_owned()]).await.unwrap();
+    bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
+    let id = bench.tenure.enqueue(job("a", 0, 0).replace("doc")).await.unwrap().id;
+    let fails = async |_: Value, _: JobContext| -> Result<(), JobError> {
+        Err(JobError::retry_after(Duration::from_secs(60), "later"))
+    };
+    let builder = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), fails);
+    let worker = Running::start(builder.concurrency("q", 1));
+    bench.until_count("tenure.lane_jobs WHERE due_at > now() + interval '30 s'", 1).await;
+    let again = bench.tenure.enqueue(job("a", 1, 0).replace("doc")).await.unwrap();
+    assert_eq!((again.id, again.duplicate), (id, true));
+    let pause = "SELECT due_at > now() + interval '30 s', payload->>'name' FROM tenure.lane_jobs, tenure.jobs";
+    assert_eq!(bench.text(pause).await, "(t,1)");
     worker.stop().await;
 }
 
