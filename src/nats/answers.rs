@@ -100,6 +100,7 @@ impl Line {
 
     fn give_up(&self) {
         self.broken.0.store(true, Ordering::Release);
+        self.broken.1.notify_waiters();
     }
 
     /// Waits until it is not up.
@@ -188,8 +189,6 @@ enum Told {
     Answer(Instant, Answer),
     /// Messages will arrive: make the line.
     Expect,
-    /// The stream is another one: each answer from before waits for a look.
-    Renew,
     Flush(oneshot::Sender<()>),
 }
 
@@ -198,6 +197,7 @@ enum Told {
 pub(super) struct Answers {
     told: mpsc::Sender<Told>,
     line: watch::Receiver<Option<Arc<Line>>>,
+    is_expected: Arc<AtomicBool>,
 }
 
 impl Answers {
@@ -212,12 +212,14 @@ impl Answers {
                 Sender { dial, client, stream, ack_wait, tells, left, lines }.run().await;
             }
         });
-        Self { told, line }
+        Self { told, line, is_expected: Arc::default() }
     }
 
     /// Returns a receiver of the line, and has it made.
     pub(super) fn line(&self) -> watch::Receiver<Option<Arc<Line>>> {
-        self.told.try_send(Told::Expect).ok();
+        if !self.is_expected.swap(true, Ordering::AcqRel) {
+            self.told.try_send(Told::Expect).ok();
+        }
         self.line.clone()
     }
 
@@ -233,9 +235,11 @@ impl Answers {
         }
     }
 
-    /// Makes a new line, since the stream is another one.
+    /// Gives the line up, since the stream is another one: each answer from before waits for a look.
     pub(super) fn renew(&self) {
-        self.told.try_send(Told::Renew).ok();
+        if let Some(line) = self.line_now() {
+            line.give_up();
+        }
     }
 
     /// Waits until the server has every answer that was sent before.
@@ -304,6 +308,16 @@ impl Sender {
                 continue;
             }
             let Some(line) = self.dial.line().await.map(Arc::new) else {
+                // The other connection is up: this one may be one too many for the account.
+                if pause > AGAIN_AFTER
+                    && let Some(left_out) = repeats::tell("line", &self.stream)
+                {
+                    tracing::warn!(
+                        left_out,
+                        "messages stay unacknowledged, and NATS delivers them again after ack_wait: there is no second \
+                         connection to NATS, for acknowledgements; does its account or user limit connections?"
+                    );
+                }
                 sleep(pause).await;
                 pause = (pause * 2).min(AGAIN_AFTER_MAX);
                 continue;
@@ -335,11 +349,6 @@ impl Sender {
                         sleep(AGAIN_AFTER).await;
                     }
                 }
-                Some(Told::Renew) => {
-                    self.left.pop_front();
-                    line.give_up();
-                    return true;
-                }
                 _ => {
                     if let Some(Told::Flush(done)) = self.left.pop_front() {
                         line.client.flush().await.ok();
@@ -365,49 +374,56 @@ impl Sender {
                 answers.push((told_at, answer));
             }
         }
-        let mut looks = Vec::with_capacity(answers.len());
+        let mut sent = Vec::with_capacity(answers.len());
         for (_, answer) in &answers {
-            looks.push(look(line, &self.stream, answer));
+            sent.push(self.send_one(line, answer));
         }
-        let seen = join_all(looks).await;
-        let mut unseen = Vec::new();
-        for ((told_at, answer), seen) in answers.into_iter().zip(seen) {
-            match seen {
-                Ok(Seen::Same) => {
-                    line.client.publish(answer.reply, Bytes::from(answer.kind)).await.ok();
-                }
-                Ok(Seen::None) => {}
-                Ok(Seen::Another) => {
-                    if let Some(left_out) = repeats::tell("went back", &self.stream) {
-                        tracing::warn!(
-                            stream = self.stream,
-                            sequence = answer.sequence,
-                            left_out,
-                            "the stream went back: it has given the sequence of a message to another one, and has \
-                             lost what it stored in between; see docs/disaster-recovery.md"
-                        );
-                    }
-                }
-                Err(error) => {
-                    if line.is_up()
-                        && let Some(left_out) = repeats::tell("look", &error)
-                    {
-                        tracing::warn!(
-                            error,
-                            left_out,
-                            "messages are answered later: the stream does not show whether it is as it was; \
-                             NATS has to be up, and this user needs $JS.API.STREAM.MSG.GET.{}",
-                            self.stream
-                        );
-                    }
-                    unseen.push(Told::Answer(told_at, answer));
-                }
-            }
-        }
+        let sent = join_all(sent).await;
+        let unseen = answers.into_iter().zip(sent).filter(|(_, sent)| !sent);
+        let unseen: Vec<_> = unseen.map(|((told_at, answer), _)| Told::Answer(told_at, answer)).collect();
         let all = unseen.is_empty();
         for told in unseen.into_iter().rev() {
             self.left.push_front(told);
         }
         all
+    }
+
+    /// Sends one answer after a look. `false`: the stream did not show its message, or not in time.
+    async fn send_one(&self, line: &Line, answer: &Answer) -> bool {
+        let asked_at = Instant::now();
+        match look(line, &self.stream, answer).await {
+            Ok(Seen::Same) => {
+                let kind = Bytes::from(answer.kind);
+                let is_proven = line.is_fresh(asked_at);
+                is_proven && line.client.publish(answer.reply.clone(), kind).await.is_ok()
+            }
+            Ok(Seen::None) => true,
+            Ok(Seen::Another) => {
+                if let Some(left_out) = repeats::tell("went back", &self.stream) {
+                    tracing::warn!(
+                        stream = self.stream,
+                        sequence = answer.sequence,
+                        left_out,
+                        "the stream went back: it has given the sequence of a message to another one, and has lost \
+                         what it stored in between; see docs/disaster-recovery.md"
+                    );
+                }
+                true
+            }
+            Err(error) => {
+                if line.is_up()
+                    && let Some(left_out) = repeats::tell("look", &error)
+                {
+                    tracing::warn!(
+                        error,
+                        left_out,
+                        "messages are answered later: the stream does not show whether it is as it was; NATS has to be \
+                         up, and this user needs $JS.API.STREAM.MSG.GET.{}",
+                        self.stream
+                    );
+                }
+                false
+            }
+        }
     }
 }

@@ -68,8 +68,13 @@ impl Delivery {
             subject: message.subject.into_string(),
             body: message.payload,
             headers: message.headers.unwrap_or_default(),
-            // As the client words it. A server describes a status, and a job has none.
-            unreadable: message.description.filter(|why| why.starts_with("unreadable ")),
+            // A job has no status, and so no description: this one is the client's, or its sender has written both.
+            unreadable: match message.status {
+                Some(status) => {
+                    Some(format!("its headers have the status {status}, which only a server may set"))
+                }
+                None => message.description,
+            },
             sequence,
             published_ns,
             deliveries,

@@ -385,11 +385,11 @@ impl Pull {
         &mut self,
         message: async_nats::Message,
     ) -> Result<Option<Pulled>, async_nats::Error> {
+        if is_job(&message) {
+            self.unanswered = 0;
+            return self.on_job(message);
+        }
         match message.status {
-            None | Some(StatusCode::OK) => {
-                self.unanswered = 0;
-                return self.on_job(message);
-            }
             Some(StatusCode::IDLE_HEARTBEAT) => {}
             Some(StatusCode::NO_RESPONDERS) => {
                 self.not_coming(self.requested);
@@ -401,7 +401,7 @@ impl Pull {
                 }
                 sleep(Duration::from_millis(250)).await;
             }
-            Some(_) => {
+            _ => {
                 // The end of one request, with the number of its messages that never came.
                 self.unanswered = 0;
                 if let Some(unused) = unused(&message) {
@@ -503,7 +503,8 @@ impl Pull {
         self.not_coming(self.requested);
         self.connections.borrow_and_update();
         // Both connections are made at about the same time; each new line is another inbox.
-        drop(timeout(LINE_WITHIN, self.lines.wait_for(Option::is_some)).await);
+        let is_up = |line: &Option<Arc<Line>>| line.as_ref().is_some_and(|line| line.is_up());
+        drop(timeout(LINE_WITHIN, self.lines.wait_for(is_up)).await);
         self.line.clone_from(&self.lines.borrow_and_update());
         self.inbox = self.nats.client.new_inbox();
         let subscriber = self.nats.client.subscribe(self.inbox.clone()).await?;
@@ -520,8 +521,11 @@ fn unused(message: &async_nats::Message) -> Option<usize> {
     message.headers.as_ref()?.get("Nats-Pending-Messages")?.as_str().parse().ok()
 }
 
+/// Whether it is a message of the stream, and none of the server's about a request. Its sender may have written a status,
+/// too.
 pub(super) fn is_job(message: &async_nats::Message) -> bool {
-    matches!(message.status, None | Some(StatusCode::OK))
+    message.reply.as_ref().is_some_and(|reply| reply.starts_with("$JS.ACK."))
+        || matches!(message.status, None | Some(StatusCode::OK))
 }
 
 #[cfg(test)]

@@ -152,7 +152,8 @@ pub(crate) async fn reconcile(
     let forgotten = store.forget_workers(Some(&dead), Duration::ZERO).await?;
     for (worker, proof) in dead.iter().zip(proofs) {
         // Any worker may write a row: it names no file elsewhere that this one removes.
-        let proof = proof.filter(|path| forgotten.contains(worker) && Path::new(path).parent() == Some(folder));
+        let proof =
+            proof.filter(|path| forgotten.contains(worker) && Path::new(path).parent() == Some(folder));
         if let Some(path) = proof {
             fs::remove_file(path).ok();
         }

@@ -46,7 +46,10 @@ impl Left {
 
     fn until(&mut self, now: Instant, limit: Limit) {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        *self = Self { mistakes: (self.mistakes + passed * limit.per_s).min(limit.at_once), at: now };
+        *self = Self {
+            mistakes: (self.mistakes + passed * limit.per_s).min(limit.at_once),
+            at: self.at.max(now),
+        };
     }
 
     /// How long until one more mistake is allowed; `None`: it is allowed now.

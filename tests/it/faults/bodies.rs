@@ -155,6 +155,11 @@ async fn what_no_client_can_read_costs_no_connection_and_no_other_job() {
         with_headers(&q, latin, "1"),
         with_headers(&q, b"NATS/1.0\r\nA Name: x\r\n\r\n", "1"),
         with_headers(&q, b"NATS/1.0\r\nno colon\r\n\r\n", "1"),
+        // What the server says of a request has such a status. Some releases of the server take it out: then it is a job.
+        with_headers(&q, b"NATS/1.0 503\r\n\r\n", "1"),
+        with_headers(&q, b"NATS/1.0 404 No Messages\r\n\r\n", "1"),
+        with_headers(&q, b"NATS/1.0 409 Consumer Deleted\r\nNats-Pending-Messages: 1000\r\n\r\n", "1"),
+        with_headers(&q, b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", "1"),
         without_headers(&[q.as_bytes(), b"\xff"].concat(), "1"),
         without_headers(&[q.as_bytes(), b"\0b"].concat(), "1"),
         without_headers(format!("{q}\u{a0}b").as_bytes(), "1"),
@@ -175,12 +180,14 @@ async fn what_no_client_can_read_costs_no_connection_and_no_other_job() {
     // A queue without workers, whose messages a scan counts.
     send_raw(&bench, &without_headers(format!("{prefix}.other.a\0b").as_bytes(), "1"));
 
-    bench.until_count("tenure.job_history WHERE status = 'completed'", 180).await;
-    bench.until_count("tenure.dead_letter_jobs WHERE category = 'malformed'", 9).await;
+    let dead = "SELECT count(*) FROM tenure.dead_letter_jobs WHERE category = 'malformed'";
+    bench.until(&format!("(SELECT count(*) FROM tenure.job_history) + ({dead}) = 273")).await;
+    assert!((9..=13).contains(&bench.value::<i64>(dead).await));
     while bench.consumer("q").await.num_ack_pending > 0 {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    assert_eq!(bench.count("tenure.job_executions_all").await, 180, "each job ran once");
+    let ran = bench.count("tenure.job_history WHERE status = 'completed'").await;
+    assert_eq!(bench.count("tenure.job_executions_all").await, ran, "each job ran once");
     let letters = bench.text("SELECT last_error FROM tenure.dead_letter_jobs ORDER BY last_error").await;
     for reason in
         ["unreadable headers: ", "unreadable subject: ", "Tenure-RunAt is not known", "Tenure-Run-At is"]

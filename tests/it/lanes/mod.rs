@@ -277,7 +277,8 @@ async fn a_later_payload_does_not_shorten_the_pause_of_a_retry_in_a_lane() {
     bench.until_count("tenure.lane_jobs WHERE due_at > now() + interval '30 s'", 1).await;
     let again = bench.tenure.enqueue(job("a", 1, 0).replace("doc")).await.unwrap();
     assert_eq!((again.id, again.duplicate), (id, true));
-    let pause = "SELECT due_at > now() + interval '30 s', payload->>'name' FROM tenure.lane_jobs, tenure.jobs";
+    let pause =
+        "SELECT due_at > now() + interval '30 s', payload->>'name' FROM tenure.lane_jobs, tenure.jobs";
     assert_eq!(bench.text(pause).await, "(t,1)");
     worker.stop().await;
 }
