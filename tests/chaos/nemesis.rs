@@ -194,23 +194,9 @@ impl Nemesis {
                     .await;
             }
             Fault::NatsRestored => {
-                let copy = |from: &Path, to: &Path| {
-                    let copied = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
-                    assert!(copied.success());
-                };
                 let data = self.hold.with_file_name("nats").join("data");
-                let restore = move |servers: &mut Servers| {
-                    let before = data.with_file_name("before");
-                    servers.nats.signal(Signal::STOP);
-                    copy(&data, &before);
-                    servers.nats.signal(Signal::CONT);
-                    std::thread::sleep(lasts);
-                    servers.nats.kill();
-                    servers.nats.wipe().unwrap();
-                    std::fs::rename(&before, &data).unwrap();
-                    servers.nats.restart().unwrap();
-                };
-                return Box::pin(self.without_submissions(blocking(servers, restore))).await;
+                let restore = blocking(servers, move |servers| restore_nats(servers, &data, lasts));
+                return Box::pin(self.without_submissions(restore)).await;
             }
             Fault::StreamDeleted => {
                 let delete = async {
@@ -327,6 +313,20 @@ async fn blocking(
     work: impl FnOnce(&mut Servers) + Send + 'static,
 ) {
     tokio::task::spawn_blocking(move || work(&mut servers)).await.unwrap();
+}
+
+/// Copies what NATS has stored, lets it go on for this long, kills it, and starts it from the copy.
+fn restore_nats(servers: &mut Servers, data: &Path, lasts: Duration) {
+    let before = data.with_file_name("before");
+    servers.nats.signal(Signal::STOP);
+    let copied = Command::new("cp").arg("-a").args([data, &before]).status().unwrap();
+    servers.nats.signal(Signal::CONT);
+    assert!(copied.success());
+    std::thread::sleep(lasts);
+    servers.nats.kill();
+    servers.nats.wipe().unwrap();
+    std::fs::rename(&before, data).unwrap();
+    servers.nats.restart().unwrap();
 }
 
 /// A process and its children.
