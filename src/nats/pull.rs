@@ -521,8 +521,8 @@ fn unused(message: &async_nats::Message) -> Option<usize> {
     message.headers.as_ref()?.get("Nats-Pending-Messages")?.as_str().parse().ok()
 }
 
-/// Whether it is a message of the stream, and none of the server's about a request. Its sender may have written a status,
-/// too.
+/// Whether it is a message of the stream, and none of the server's about a request. Its sender may have written a
+/// status, too.
 pub(super) fn is_job(message: &async_nats::Message) -> bool {
     message.reply.as_ref().is_some_and(|reply| reply.starts_with("$JS.ACK."))
         || matches!(message.status, None | Some(StatusCode::OK))
