@@ -2,7 +2,7 @@
 //!
 //! NATS takes an answer by the message's sequence alone. A stream may go back: to a restored copy, or to what the disk
 //! had at a power cut. It then gives the sequences of the lost messages to others, and an answer to a lost message
-//! would remove a submission that nobody has claimed. Therefore:
+//! would remove a submission that no worker has claimed. Therefore:
 //!
 //! - Answers have a connection of their own, the *line*, which the client never makes again. What the client still
 //!   holds when the line breaks is gone with it: the client would send it to the server that is there next.
@@ -51,7 +51,7 @@ const AGAIN_AFTER_MAX: Duration = Duration::from_secs(4);
 /// How often the task looks whether the other connection is up: the line is made only then.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
-/// No server listens there: the client gives a broken line up, for want of another place to go.
+/// No server listens there: with no other address, the client gives a broken line up.
 const NOWHERE: &str = "nats://127.0.0.1:0";
 /// What the server answers for a sequence without a message.
 const NO_MESSAGE: u64 = 10_037;
@@ -106,7 +106,7 @@ impl Line {
     /// Waits until it is not up.
     async fn broken(&self) {
         while self.is_up() {
-            // Nobody tells of the application's own client.
+            // The application's own client tells tenure of no break.
             drop(timeout(AGAIN_AFTER, self.broken.1.notified()).await);
         }
     }
@@ -215,7 +215,7 @@ impl Answers {
         Self { told, line, is_expected: Arc::default() }
     }
 
-    /// Returns a receiver of the line, and has it made.
+    /// Returns a receiver of the line, and asks the task to make one.
     pub(super) fn line(&self) -> watch::Receiver<Option<Arc<Line>>> {
         if !self.is_expected.swap(true, Ordering::AcqRel) {
             self.told.try_send(Told::Expect).ok();

@@ -322,7 +322,7 @@ impl Nats {
         let raw: stream::RawMessage = read(message)?;
         let (sequence, bytes) = (raw.sequence, raw.payload.len() / 4 * 3);
         let is_id = |name: &HeaderName| AsRef::<str>::as_ref(name).eq_ignore_ascii_case(JOB_ID);
-        // With headers that nobody can read, it is a submission that a worker refuses.
+        // A message whose headers the client cannot read is a submission that a worker refuses.
         let message = StreamMessage::try_from(raw).ok();
         let named = message.as_ref().and_then(|message| message.headers.iter().find(|(name, _)| is_id(name)));
         let named = named.map(|(_, ids)| ids.first().and_then(|id| id.as_str().parse().ok()));

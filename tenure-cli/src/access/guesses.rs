@@ -263,7 +263,11 @@ mod tests {
                 });
             }
             assert_eq!((0..10).filter(|_| compares.recv().is_ok()).count(), 10);
-            assert_eq!(guesses.limited_at(network_of(2), start, || Some(())), Ok(()), "it waits for nobody");
+            assert_eq!(
+                guesses.limited_at(network_of(2), start, || Some(())),
+                Ok(()),
+                "it does not wait for the ten that compare"
+            );
             let refused = guesses.limited_at(network_of(1), start, || Some(()));
             assert!(matches!(refused, Err(NotSignedIn::TooMany(_, Met::OfOne))), "{refused:?}");
             drop(over);

@@ -157,7 +157,7 @@ async fn a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none() {
 }
 
 /// What the server loses, workers still hold: running jobs, an ack and a term on their way, the parts of a message. The
-/// restored stream gives the sequences of those messages to submissions that nobody has claimed: of the same queue, where
+/// restored stream gives the sequences of those messages to submissions that no worker has claimed: of the same queue, where
 /// a worker has received them and died, of a paused one, and of one without workers.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_to_messages_that_a_restored_stream_has_lost_remove_no_other_message() {
@@ -235,7 +235,7 @@ async fn answers_to_messages_that_a_restored_stream_has_lost_remove_no_other_mes
     open.send(2).unwrap();
     bench.until_count("tenure.job_history", 91).await;
     working.stop().await;
-    assert_eq!(bench.messages().await, 37, "each message that nobody has claimed is there");
+    assert_eq!(bench.messages().await, 37, "each message that no worker has claimed is there");
 
     bench.tenure.resume_queue("paused").await.unwrap();
     let builder =
