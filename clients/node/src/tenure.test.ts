@@ -407,15 +407,22 @@ void suite('a worker', { concurrency: true }, () => {
     assert.deepEqual([outcome, began], ['release', false]);
   });
 
-  void test('ends an attempt that takes too long, and reports for a silent one', async () => {
+  void test('ends an attempt that takes too long', async () => {
     const gateway = new Gateway();
-    gateway.jobs.push(job(1, { stale_after_ms: 600 }));
-    const rules = { timeoutMs: 500, keepalive: true };
-    const worker = gateway.worker((_, ctx) => sleep(60_000, undefined, { signal: ctx.signal }), rules);
+    gateway.jobs.push(job(1));
+    const worker = gateway.worker((_, ctx) => sleep(60_000, undefined, { signal: ctx.signal }), { timeoutMs: 500 });
     await gateway.until(worker, () => gateway.settles().length > 0);
     const { outcome, error } = gateway.settles()[0] ?? {};
     assert.deepEqual([outcome, error], ['retry', 'it ran longer than the 500 ms that its kind allows']);
-    assert.ok(gateway.reports().length >= 3, `${gateway.reports().length}`);
+  });
+
+  void test('reports for a silent attempt', async () => {
+    const gateway = new Gateway();
+    // A report is due after a sixth of it. The rest is for a busy machine: the attempt is cut off after 2,400 ms.
+    gateway.jobs.push(job(1, { stale_after_ms: 3_000 }));
+    const worker = gateway.worker(() => until(() => gateway.reports().length >= 3), { keepalive: true });
+    await gateway.until(worker, () => gateway.settles().length > 0);
+    assert.equal(gateway.settles()[0]?.outcome, 'complete');
   });
 
   void test('that is cut off gives its job back when it can', async () => {
