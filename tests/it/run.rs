@@ -565,11 +565,12 @@ async fn taken_meanwhile(bench: &Bench, locked_for: Duration) -> Vec<(bool, Canc
             let steal = pool.clone();
             let fenced = ctx
                 .fenced_tx(async |tx| {
-                        sqlx::query("INSERT INTO public.app_effects VALUES ($1)").bind(token).execute(tx).await?;
+                        sqlx::query("INSERT INTO public.app_effects VALUES ($1)").bind(token).execute(&mut *tx).await?;
                         // The fence, not checked yet, holds no lock: the job is reset and runs again.
                         sqlx::query("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 h' WHERE id = $1").bind(id).execute(&steal).await?;
                         loop {
-                            let gone: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.all_jobs WHERE id = $1 AND (fencing_token > 1 OR status = 'queued')").bind(id).fetch_one(&steal).await?;
+                            // Over the transaction's own session: left idle for half of stale_after it would be ended.
+                            let gone: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.all_jobs WHERE id = $1 AND (fencing_token > 1 OR status = 'queued')").bind(id).fetch_one(&mut *tx).await?;
                             if gone == 1 {
                                 break;
                             }
