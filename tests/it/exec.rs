@@ -182,6 +182,55 @@ async fn exit_codes_complete_fail_for_good_and_retry() {
     assert_eq!((dead.status, dead.attempt), (Status::Failed, 2));
 }
 
+/// Each of these jobs would be completed without its output.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_that_cannot_be_read_fails_the_attempt_and_bad_bytes_of_a_text_are_replaced() {
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(30);
+        config.timing.ack_wait = Duration::from_secs(60);
+    })
+    .await;
+    let script = r#"import json, sys
+kind, _ = json.load(sys.stdin)
+deep = "[" * 200 + "]" * 200
+lines = {
+    "nan": b'{"output": NaN}', "huge": b'{"output": 1e400}', "half": b'{"output": "\\ud800"}',
+    "latin-1": b'{"output": "M\xfcller"}', "checkpoint": b'{"stage": "s", "checkpoint": Infinity}',
+    "deep": b'{"output": %s}' % deep.encode(), "long": b'{"output": "%s"}' % (b"x" * (5 << 20)),
+    "log": b'{"level": "info", "value": NaN}', "text": b"x" * (5 << 20),
+}
+sys.stdout.buffer.write(lines.get(kind, b"M\xfcller") + b"\n")
+sys.stderr.buffer.write(b"no customer M\xfcller\r\n")
+sys.exit(65 if kind == "stderr" else 0)"#;
+    let file = folder(&bench).join("prints.py");
+    std::fs::write(&file, script).unwrap();
+    let command = format!("python3 {}", file.display());
+    let worker = work(&bench, &["--exec", &command, "--concurrency", "4"]);
+    let mut ids = Vec::new();
+    for kind in ["nan", "huge", "half", "latin-1", "checkpoint", "deep", "long", "log", "text", "stderr"] {
+        let request = JobRequest::new("q", "k", json!([kind, 1])).max_attempts(1);
+        ids.push((kind, bench.tenure.enqueue(request).await.unwrap().id));
+    }
+    for (kind, id) in ids {
+        let job = bench.until_finished(id).await;
+        let error = job.last_error.unwrap_or_default();
+        match kind {
+            "log" | "text" => assert_eq!((job.status, error.as_str()), (Status::Completed, ""), "{kind}"),
+            "stderr" => assert_eq!(error, "exit 65: no customer M\u{fffd}ller"),
+            "long" => {
+                assert!(error.starts_with("a line of the output is above 4 MiB: no customer"), "{error}");
+            }
+            _ => {
+                assert_eq!((job.status, &job.output), (Status::Failed, &None), "{kind}");
+                assert!(error.contains("is no JSON that can be kept: "), "{kind}: {error}");
+                assert!(error.contains("at most 127 levels: no customer"), "{kind}: {error}");
+            }
+        }
+    }
+    let log = worker.log();
+    assert!(log.contains("M\u{fffd}ller"), "{log}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checkpoint_is_in_the_file_of_the_next_attempt() {
     let bench = bench().await;

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use output::{Line, lines};
+use output::{Line, Unread, lines, text};
 use tenure::{
     JobContext, JobError, Outcome,
     internals::{EndedInTheMiddle, trace},
@@ -41,7 +41,19 @@ pub(crate) const LAST_WORDS: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 struct Captured {
     output: Option<String>,
+    /// Why a line was not read whose loss is that of a result.
+    unread: Option<String>,
     last_words: VecDeque<String>,
+}
+
+impl Captured {
+    /// The end of a command that says that all went well.
+    fn done(self) -> Result<Outcome, JobError> {
+        match self.unread {
+            Some(why) => Err(JobError::msg(format!("{why}{}", said(self.last_words)))),
+            None => Ok(self.output.map_or(Outcome::Done(None), Outcome::DoneJson)),
+        }
+    }
 }
 
 type SharedCapture = Arc<Mutex<Captured>>;
@@ -145,11 +157,9 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
             let read = async { while readers.join_next().await.is_some() {} };
             drop(tokio::time::timeout(LAST_WORDS, read).await);
             // Exit 0 with an output is a success. Without one it is not: many programs exit with 0 on SIGTERM.
-            let output = std::mem::take(&mut *lock(&captured)).output;
-            if status.success()
-                && let Some(json) = output
-            {
-                return Ok(Outcome::DoneJson(json));
+            let captured = std::mem::take(&mut *lock(&captured));
+            if status.success() && (captured.output.is_some() || captured.unread.is_some()) {
+                return captured.done();
             }
             return Err(JobError::from(EndedInTheMiddle::new(format!("the worker ended the command: {reason}"))));
         }
@@ -165,10 +175,12 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     if tokio::time::timeout(LAST_WORDS, read).await.is_err() {
         tracing::warn!("a process still holds the command's output open; the worker stopped reading it");
     }
-    let Captured { output, last_words } = std::mem::take(&mut *lock(&captured));
-    let last_words = said(last_words);
+    let captured = std::mem::take(&mut *lock(&captured));
+    if status.success() {
+        return captured.done();
+    }
+    let last_words = said(captured.last_words);
     match (status.code(), status.signal()) {
-        (Some(0), _) => Ok(output.map_or(Outcome::Done(None), Outcome::DoneJson)),
         (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}{last_words}"))),
         (Some(code), _) => Err(JobError::msg(format!("exit {code}{last_words}"))),
         (None, signal) => {
@@ -205,15 +217,23 @@ fn end_group(file: &Path) {
 async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, captured: SharedCapture) {
     let mut lines = lines(stdout);
     while let Some(line) = lines.next().await {
-        let text = match line {
-            Ok(text) => text,
+        let line = match line {
+            Ok(line) => line,
             Err(error) => {
                 tracing::warn!(%error, "could not read a line of the command's output; the worker skipped it");
+                if matches!(error, Unread::TooLong { is_report: true }) {
+                    lock(&captured).unread.get_or_insert(error.to_string());
+                }
                 continue;
             }
         };
-        let Line { stage, percent, message, checkpoint, output, is_report, is_output, .. } =
-            Line::read(&text);
+        let text = text(&line);
+        let Line { stage, percent, message, checkpoint, output, is_report, is_output, unread, .. } =
+            Line::read(&line);
+        if let Some(why) = unread {
+            tracing::warn!(%why, "the worker could not read a report of the command");
+            lock(&captured).unread.get_or_insert(why);
+        }
         if is_report {
             if let Err(error) = ctx.report_now(stage, percent, message, checkpoint) {
                 tracing::warn!(error = ?error, "the worker rejected a report of the command");
@@ -232,9 +252,10 @@ async fn read_stdout(stdout: impl AsyncRead + Unpin, ctx: JobContext, captured: 
 async fn read_stderr(stderr: impl AsyncRead + Unpin, ctx: JobContext, captured: SharedCapture) {
     let mut lines = lines(stderr);
     while let Some(line) = lines.next().await {
-        let Ok(text) = line else { continue };
+        let Ok(line) = line else { continue };
+        let text = text(&line);
         tracing::info!("{text}");
         ctx.log(&text);
-        keep(&mut lock(&captured).last_words, text);
+        keep(&mut lock(&captured).last_words, text.into_owned());
     }
 }

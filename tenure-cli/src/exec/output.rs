@@ -2,42 +2,86 @@
 //!
 //! Not here: the command's process (`exec`). The fuzzer builds this file alone.
 
-use std::{collections::HashMap, time::Duration};
+use std::{borrow::Cow, collections::HashMap, fmt, time::Duration};
 
 use futures::{Stream, StreamExt};
 use serde_json::{Value, value::RawValue};
 use tokio::io::AsyncRead;
 use tokio_util::{
-    bytes::BytesMut,
-    codec::{Decoder, FramedRead, LinesCodec, LinesCodecError},
+    bytes::{Bytes, BytesMut},
+    codec::{AnyDelimiterCodec, AnyDelimiterCodecError, Decoder, FramedRead},
 };
 
 /// The longest line that the worker reads.
 const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The fields whose loss would be the loss of a job's result.
+const KEPT: [&str; 3] = ["\"settle\"", "\"output\"", "\"checkpoint\""];
 
 /// Streams the lines of a pipe to its end. An unreadable line does not hide the lines after it.
-pub(crate) fn lines(
-    pipe: impl AsyncRead + Unpin,
-) -> impl Stream<Item = Result<String, LinesCodecError>> + Unpin {
-    let codec = EachLine(LinesCodec::new_with_max_length(LINE_BYTES_MAX));
-    FramedRead::new(pipe, codec).map(|line| line.and_then(|line| line))
+pub(crate) fn lines(pipe: impl AsyncRead + Unpin) -> impl Stream<Item = Result<Bytes, Unread>> + Unpin {
+    let codec = AnyDelimiterCodec::new_with_max_length(b"\n".to_vec(), b"\n".to_vec(), LINE_BYTES_MAX);
+    FramedRead::new(pipe, EachLine(codec)).map(|line| line.unwrap_or_else(|error| Err(Unread::Pipe(error))))
 }
 
-/// Passes an unreadable line on as a line: after an error, `FramedRead` waits for more bytes before it looks at those
-/// that it has.
-struct EachLine(LinesCodec);
+/// The text of a line, with U+FFFD for what is not UTF-8.
+pub(crate) fn text(line: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(line))
+}
+
+/// A line that could not be read.
+#[derive(Debug)]
+pub(crate) enum Unread {
+    TooLong {
+        /// Whether it begins as a report does. What it was to report is lost.
+        is_report: bool,
+    },
+    Pipe(std::io::Error),
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong { .. } => f.write_str("a line of the output is above 4 MiB"),
+            Self::Pipe(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Passes a line that is too long on as a line: after an error, `FramedRead` waits for more bytes before it looks at
+/// those that it has.
+struct EachLine(AnyDelimiterCodec);
+
+impl EachLine {
+    /// `bytes`: what is not read yet. They begin with the line that is too long.
+    fn pass(
+        line: Result<Option<Bytes>, AnyDelimiterCodecError>,
+        bytes: &[u8],
+    ) -> std::io::Result<Option<Result<Bytes, Unread>>> {
+        match line {
+            Ok(line) => Ok(line.map(Ok)),
+            Err(AnyDelimiterCodecError::MaxChunkLengthExceeded) => {
+                Ok(Some(Err(Unread::TooLong { is_report: begins_as_report(bytes) })))
+            }
+            Err(AnyDelimiterCodecError::Io(error)) => Err(error),
+        }
+    }
+}
 
 impl Decoder for EachLine {
-    type Item = Result<String, LinesCodecError>;
-    type Error = LinesCodecError;
+    type Item = Result<Bytes, Unread>;
+    type Error = std::io::Error;
 
-    fn decode(&mut self, bytes: &mut BytesMut) -> Result<Option<Self::Item>, Self::Error> {
-        Ok(self.0.decode(bytes).transpose())
+    fn decode(&mut self, bytes: &mut BytesMut) -> std::io::Result<Option<Self::Item>> {
+        Self::pass(self.0.decode(bytes), bytes)
     }
 
-    fn decode_eof(&mut self, bytes: &mut BytesMut) -> Result<Option<Self::Item>, Self::Error> {
-        Ok(self.0.decode_eof(bytes).transpose())
+    fn decode_eof(&mut self, bytes: &mut BytesMut) -> std::io::Result<Option<Self::Item>> {
+        Self::pass(self.0.decode_eof(bytes), bytes)
     }
+}
+
+fn begins_as_report(line: &[u8]) -> bool {
+    line.trim_ascii_start().starts_with(b"{")
 }
 
 /// A line of standard output.
@@ -57,8 +101,10 @@ pub(crate) struct Line {
     pub(crate) claim_id: Option<String>,
     /// How the job of a staying process has ended. The error is the rule that the line breaks.
     pub(crate) settle: Option<Result<Settlement, String>>,
-    /// Why a line that is to settle a job is no JSON. It may be a part of a line.
+    /// Why a line with an output, a checkpoint or an end cannot be read. It may be a part of a line.
     pub(crate) unread: Option<String>,
+    /// Whether the unread line was to settle a job.
+    pub(crate) is_unread_end: bool,
 }
 
 /// How a job of a process that stays has ended.
@@ -82,12 +128,19 @@ pub(crate) enum Verdict {
 }
 
 impl Line {
-    pub(crate) fn read(text: &str) -> Self {
+    pub(crate) fn read(line: &[u8]) -> Self {
         // Postgres cannot store JSON that does not parse as a `Value`.
-        let is_storable = matches!(serde_json::from_str(text), Ok(Value::Object(_)));
-        let fields = is_storable.then(|| serde_json::from_str::<HashMap<String, &RawValue>>(text).ok());
-        let Some(fields) = fields.flatten() else {
-            return Self { unread: unreadable(text), ..Self::default() };
+        let fields = match serde_json::from_slice(line) {
+            Ok(Value::Object(_)) => serde_json::from_slice::<HashMap<String, &RawValue>>(line),
+            Ok(_) => return Self::default(),
+            Err(error) => Err(error),
+        };
+        let fields = match fields {
+            Ok(fields) => fields,
+            Err(error) => {
+                let (unread, is_unread_end) = unreadable(line, &error).unzip();
+                return Self { unread, is_unread_end: is_unread_end == Some(true), ..Self::default() };
+            }
         };
         let field = |name: &str| fields.get(name).map(|value| value.get());
         let text_of = |name: &str| field(name).and_then(|json| serde_json::from_str::<String>(json).ok());
@@ -111,18 +164,23 @@ impl Line {
             is_output,
             claim_id,
             settle,
-            unread: None,
+            ..Self::default()
         }
     }
 }
 
-/// Says why a line that is to settle a job cannot be read: NaN is no JSON, and Postgres stores no lone surrogate.
-fn unreadable(text: &str) -> Option<String> {
-    if !(text.trim_start().starts_with('{') && text.contains("\"settle\"")) {
-        return None;
-    }
-    let why = serde_json::from_str::<Value>(text).err()?;
-    Some(format!("the settle line is no JSON: {why}"))
+/// Says why a line whose loss would be that of a result cannot be read, and whether it was to settle a job. `None` for
+/// any other line.
+fn unreadable(line: &[u8], why: &serde_json::Error) -> Option<(String, bool)> {
+    let named =
+        KEPT.into_iter().find(|field| line.windows(field.len()).any(|part| part == field.as_bytes()))?;
+    begins_as_report(line).then(|| {
+        let why = format!(
+            "a line with {named} is no JSON that can be kept: {why}. Such JSON is UTF-8, has no NaN, no number above \
+             1.8e308, no half of a surrogate pair, and at most 127 levels"
+        );
+        (why, named == KEPT[0])
+    })
 }
 
 impl Settlement {
@@ -164,9 +222,9 @@ impl Settlement {
 #[cfg(any(fuzzing, test))]
 pub(crate) fn try_output(data: &[u8]) {
     let lines = futures::executor::block_on(lines(data).collect::<Vec<_>>());
-    for text in lines.into_iter().flatten() {
-        assert!(!text.contains('\n'));
-        let line = Line::read(&text);
+    for bytes in lines.into_iter().flatten() {
+        assert!(!bytes.contains(&b'\n') && !text(&bytes).contains('\n'));
+        let line = Line::read(&bytes);
         assert!(line.percent.is_none_or(|percent| (0.0..=100.0).contains(&percent)), "{:?}", line.percent);
         assert!(line.checkpoint.is_none_or(|json| json != "null"));
         assert!(line.output.is_none_or(|json| json != "null"));

@@ -20,11 +20,11 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep_until, timeout},
 };
-use tokio_util::codec::LinesCodecError;
+use tokio_util::bytes::Bytes;
 
 use super::{
     EXIT_PERMANENT, LAST_WORDS, NOT_STARTED, end_group, guard, keep,
-    output::{Line, Settlement, Verdict, lines},
+    output::{Line, Settlement, Unread, Verdict, lines, text},
     said, spawn, traceparent, write_frame,
 };
 use tenure::{JobContext, JobError, Outcome, internals::EndedInTheMiddle};
@@ -34,7 +34,7 @@ const WAKES: Duration = Duration::from_secs(1);
 
 const NO_CLAIM: &str = "the process did not settle the job: the line has no claim_id; copy that of the job";
 
-type Lines = futures::stream::Fuse<BoxStream<'static, Result<String, LinesCodecError>>>;
+type Lines = futures::stream::Fuse<BoxStream<'static, Result<Bytes, Unread>>>;
 
 /// The processes of a worker: as many as jobs have run at the same time.
 pub(crate) struct Processes {
@@ -296,6 +296,8 @@ struct Process {
     earlier_bytes: u64,
     /// The last output of the job.
     output: Option<String>,
+    /// Why a report of the job was not read whose loss is that of a result.
+    unread: Option<String>,
     last_words: VecDeque<String>,
 }
 
@@ -318,12 +320,13 @@ impl Process {
             bytes: 0,
             earlier_bytes: 0,
             output: None,
+            unread: None,
             last_words: VecDeque::new(),
         })
     }
 
     async fn take(&mut self, job: &[u8]) -> std::io::Result<()> {
-        self.output = None;
+        (self.output, self.unread) = (None, None);
         self.last_words.clear();
         let stdin = self.stdin.as_mut().ok_or(std::io::ErrorKind::BrokenPipe)?;
         write_frame(stdin, job).await?;
@@ -345,14 +348,14 @@ impl Process {
             tokio::select! {
                 line = self.stdout.next(), if is_open => {
                     let error = match line {
-                        Some(Ok(text)) => match self.understand(&text, Some(ctx), claim_id) {
+                        Some(Ok(line)) => match self.understand(&line, Some(ctx), claim_id) {
                             Ok(None) => continue,
                             Ok(Some(settlement)) => return Ended::Settled(settlement),
                             Err(Refused { why, is_whole: true }) => return Ended::Wrong(why),
                             Err(Refused { why, .. }) => why,
                         },
-                        Some(Err(LinesCodecError::MaxLineLengthExceeded)) => {
-                            return Ended::Wrong("a line of the process's output is above 4 MiB".into());
+                        Some(Err(error @ Unread::TooLong { .. })) => {
+                            return Ended::Wrong(error.to_string());
                         }
                         Some(Err(error)) => {
                             tracing::warn!(%error, "the worker skipped a line of the process's output");
@@ -409,8 +412,8 @@ impl Process {
             while are_open != (false, false) {
                 tokio::select! {
                     line = self.stdout.next(), if are_open.0 => match line {
-                        Some(Ok(text)) => {
-                            let understood = self.understand(&text, ctx, claim_id);
+                        Some(Ok(line)) => {
+                            let understood = self.understand(&line, ctx, claim_id);
                             settled = settled.take().or(understood.ok().flatten());
                         }
                         Some(Err(_)) => {}
@@ -431,16 +434,18 @@ impl Process {
     /// Reads a line of standard output. `ctx` is `None` if the process has no job.
     fn understand(
         &mut self,
-        text: &str,
+        bytes: &[u8],
         ctx: Option<&JobContext>,
         claim_id: &str,
     ) -> Result<Option<Settlement>, Refused> {
-        let line = Line::read(text);
+        let line = Line::read(bytes);
         if let Some(why) = line.unread {
-            return Err(Refused {
-                why: format!("the process did not settle the job: {why}"),
-                is_whole: false,
-            });
+            if line.is_unread_end {
+                let why = format!("the process did not settle the job: {why}");
+                return Err(Refused { why, is_whole: false });
+            }
+            tracing::warn!(%why, "the worker could not read a report of the process");
+            self.unread.get_or_insert(why);
         }
         if line.claim_id.as_deref().is_some_and(|named| named != claim_id) {
             tracing::warn!("a line of the process is about a job that has ended; the worker skipped it");
@@ -458,7 +463,7 @@ impl Process {
         match line.settle {
             None => {
                 if !line.is_report && !line.is_output {
-                    say(text, ctx);
+                    say(&text(bytes), ctx);
                 }
                 Ok(None)
             }
@@ -469,16 +474,20 @@ impl Process {
     }
 
     /// Logs a line of standard error, of the job that the process has.
-    fn hear(&mut self, line: Result<String, LinesCodecError>, ctx: Option<&JobContext>) {
-        if let Ok(text) = line {
+    fn hear(&mut self, line: Result<Bytes, Unread>, ctx: Option<&JobContext>) {
+        if let Ok(line) = line {
+            let text = text(&line);
             say(&text, ctx);
-            keep(&mut self.last_words, text);
+            keep(&mut self.last_words, text.into_owned());
         }
     }
 
     fn outcome(&mut self, verdict: Verdict) -> Result<Outcome, JobError> {
         match verdict {
-            Verdict::Complete => Ok(self.output.take().map_or(Outcome::Done(None), Outcome::DoneJson)),
+            Verdict::Complete => match self.unread.take() {
+                Some(why) => Err(JobError::msg(why)),
+                None => Ok(self.output.take().map_or(Outcome::Done(None), Outcome::DoneJson)),
+            },
             Verdict::Retry(None, error) => Err(JobError::msg(error)),
             Verdict::Retry(Some(after), error) => Err(JobError::retry_after(after, error)),
             Verdict::Snooze(after) => Ok(Outcome::Snooze(after)),
@@ -500,7 +509,7 @@ impl Process {
                 // Before what it writes: it may write without end.
                 _ = &mut taken => return Some(self),
                 line = self.stdout.next() => match line {
-                    Some(Ok(text)) => tracing::info!("{text}"),
+                    Some(Ok(line)) => tracing::info!("{}", text(&line)),
                     Some(Err(_)) => {}
                     None => {
                         // It is ending, or can settle no job any more.
@@ -526,8 +535,8 @@ impl Process {
                     break;
                 }
                 // A full pipe must not keep it from ending.
-                Some(line) = self.stdout.next() => if let Ok(text) = line {
-                    let understood = self.understand(&text, ctx, claim_id);
+                Some(line) = self.stdout.next() => if let Ok(line) = line {
+                    let understood = self.understand(&line, ctx, claim_id);
                     settled = settled.or(understood.ok().flatten());
                 },
                 Some(line) = self.stderr.next() => self.hear(line, ctx),
@@ -550,8 +559,8 @@ impl Process {
             loop {
                 tokio::select! {
                     _ = self.guard.wait() => break,
-                    Some(line) = self.stdout.next() => if let Ok(text) = line {
-                        tracing::info!("{text}");
+                    Some(line) = self.stdout.next() => if let Ok(line) = line {
+                        tracing::info!("{}", text(&line));
                     },
                     Some(line) = self.stderr.next() => self.hear(line, None),
                 }

@@ -204,9 +204,17 @@ async fn a_line_that_cannot_settle_the_job_says_why_and_ends_the_process() {
     let not_a_number = r#"{"settle": "complete", "claim_id": "CLAIM", "output": NaN}"#;
     let not_a_number = enqueue(&bench, "raw", json!(not_a_number)).await;
     let error = first_error(&bench, not_a_number).await;
-    assert!(error.starts_with(&format!("{settled}the settle line is no JSON: expected value")), "{error}");
+    let begins = format!("{settled}a line with \"settle\" is no JSON that can be kept: expected value");
+    assert!(error.starts_with(&begins), "{error}");
+    // A result that cannot be kept is not lost behind an end that says nothing of it.
+    for lost in [r#"{"output": 1e400}"#, r#"{"checkpoint": "\ud800"}"#] {
+        let lines = format!("{lost}\n{{\"settle\": \"complete\", \"claim_id\": \"CLAIM\"}}");
+        let lost = enqueue(&bench, "raw", json!(lines)).await;
+        let error = first_error(&bench, lost).await;
+        assert!(error.contains("is no JSON that can be kept: "), "{error}");
+    }
     let long = enqueue(&bench, "long", json!(null)).await;
-    assert_eq!(first_error(&bench, long).await, "a line of the process's output is above 4 MiB");
+    assert_eq!(first_error(&bench, long).await, "a line of the output is above 4 MiB");
     let closed = enqueue(&bench, "closed", json!(null)).await;
     let error = first_error(&bench, closed).await;
     assert_eq!(error, "the process closed its standard output before it settled the job");
