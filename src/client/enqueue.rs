@@ -27,6 +27,7 @@ use crate::{
         AHEAD_MAX, Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue,
         codec::{Codecs, Part, is_sealed},
         duration::written,
+        sizes::stored_bytes,
         unstorable_text,
     },
     observe::trace::{self, Sending},
@@ -360,14 +361,14 @@ impl JobRequest {
         };
         // Before the payload is looked at: it may be huge. A codec that compresses makes it smaller.
         if !is_to_seal {
-            fits(payload.len())?;
+            fits(stored_bytes(&payload))?;
         }
         if let Some(why) = unstorable_text(&payload) {
             return Err(EnqueueError::Payload(why));
         }
         if is_to_seal {
             payload = codecs.seal(&self.kind, Part::Payload, payload).map_err(EnqueueError::Codec)?;
-            fits(payload.len())?;
+            fits(stored_bytes(&payload))?;
         }
         let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
         if !(1..=1_000).contains(&self.max_attempts) {

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use crate::{
     job::{
         AHEAD_MAX, JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, TAGS_MAX, attempt::Category, check_key,
-        check_kind, check_lane, check_queue, check_tag, unstorable,
+        check_kind, check_lane, check_queue, check_tag, sizes::stored_bytes, unstorable,
     },
     nats::{Delivery, JOB_ID, TicketBody},
     observe::trace,
@@ -134,11 +134,9 @@ pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usiz
             _ => malformed(format!("it has the header {JOB_ID}, but is not a ticket of tenure")),
         };
     }
-    if sent.body().len() > payload_bytes_max {
-        let reason = format!(
-            "the payload has {} bytes, but at most {payload_bytes_max} are allowed",
-            sent.body().len(),
-        );
+    let bytes = stored_bytes(sent.body());
+    if bytes > payload_bytes_max {
+        let reason = format!("the payload has {bytes} bytes, but at most {payload_bytes_max} are allowed");
         return Message::Rejected { category: Category::TooLarge, reason };
     }
     let payload = match serde_json::from_slice::<serde_json::Value>(sent.body()) {

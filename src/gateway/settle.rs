@@ -20,6 +20,7 @@ use crate::{
     job::{
         JobError, JobId, Outcome,
         claim::{Ack, Claim, FencingToken, Missed, ack_for},
+        sizes::stored_bytes,
         unstorable_text,
     },
     observe::{metrics, trace},
@@ -151,10 +152,10 @@ impl Gateway {
         let checkpoint = entry.raw("checkpoint");
         if let Some(checkpoint) = &checkpoint {
             let most = self.0.tenure.config().checkpoint_bytes_max;
-            if checkpoint.len() > most {
+            let bytes = stored_bytes(checkpoint);
+            if bytes > most {
                 let expected = format!(
-                    "JSON of at most {most} bytes (TENURE_CHECKPOINT_BYTES_MAX), it has {}; store results elsewhere",
-                    checkpoint.len()
+                    "JSON of at most {most} bytes (TENURE_CHECKPOINT_BYTES_MAX), it has {bytes}; store results elsewhere"
                 );
                 return Err(entry.wrong("checkpoint", &expected));
             }

@@ -9,6 +9,7 @@ pub(crate) mod claim;
 pub(crate) mod codec;
 pub mod duration;
 pub(crate) mod events;
+pub(crate) mod sizes;
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 

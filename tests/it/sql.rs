@@ -261,6 +261,15 @@ async fn bad_input_is_refused_with_what_was_wrong_and_what_to_do() {
             "the payload has 262145 bytes, but at most 262144",
         ),
         (
+            "enqueue('q', 'k', (repeat('[', 128) || repeat(']', 128))::jsonb)",
+            "the payload has more than 127 levels, which no worker can read",
+        ),
+        ("enqueue('q', 'k', '{\"a\": [-1e400]}')", "the payload has a number beyond 1.8e308"),
+        (
+            "enqueue('q', 'k', '[1e-16383, 1e-16383]'::jsonb || to_jsonb(ARRAY(SELECT 1e-16000 FROM generate_series(1, 20))))",
+            "bytes, but at most 262144",
+        ),
+        (
             "enqueue('q', 'k', max_attempts => 0)",
             "max_attempts is 0, but must be a whole number from 1 to 1000",
         ),

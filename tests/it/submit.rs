@@ -33,13 +33,15 @@ async fn an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_work
     let deep = "[".repeat(100_000);
     let long_key = "x".repeat(513);
     let long: &[(&str, &str)] = &[("Tenure-Idempotency-Key", &long_key)];
-    let bad: [(&str, &[(&str, &str)], Vec<u8>); 11] = [
+    let bad: [(&str, &[(&str, &str)], Vec<u8>); 12] = [
         ("not JSON", &[], b"{oops".to_vec()),
         ("not UTF-8", &[], vec![b'"', 0xff, b'"']),
         ("empty", &[], vec![]),
         ("NUL", &[], br#"{"a": "\u0000"}"#.to_vec()),
         ("deep", &[], deep.into_bytes()),
         ("too large", &[], vec![b' '; 300_000]),
+        // 200 bytes here, 327,660 in Postgres.
+        ("grows", &[], format!("[{}1]", "1e-16383,".repeat(20)).into_bytes()),
         ("bad attempts", &[("Tenure-Max-Attempts", "many")], b"{}".to_vec()),
         ("bad time", &[("Tenure-Run-At", "tomorrow")], b"{}".to_vec()),
         ("no ticket", &[("Tenure-Job-Id", "1")], b"{}".to_vec()),
@@ -50,7 +52,7 @@ async fn an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_work
         publish(&bench, headers, body.clone()).await;
     }
     publish(&bench, &[], b"{\"good\": 1}".to_vec()).await;
-    bench.until_count("tenure.dead_letter_jobs", 11).await;
+    bench.until_count("tenure.dead_letter_jobs", 12).await;
     bench.until_count("tenure.job_history WHERE output = '{\"good\": 1}'", 1).await;
     for (what, _, body) in &bad {
         let found: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.dead_letter_jobs WHERE raw_payload = $1 AND queue = 'q' AND kind = 'known'")
@@ -65,6 +67,7 @@ async fn an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_work
     for reason in [
         "(malformed,\"the payload is not JSON",
         "(too_large,\"the payload has 300000 bytes",
+        "(too_large,\"the payload has 3278",
         "Tenure-Max-Attempts is",
         "Tenure-Run-At is",
         "Tenure-Job-Id, but is not a ticket",

@@ -21,6 +21,7 @@ use crate::{
         claim::FencingToken,
         codec::{Codecs, Part},
         duration::written,
+        sizes::stored_bytes,
         unstorable,
     },
     run::{
@@ -264,7 +265,7 @@ impl<S> JobContext<S> {
             return Err(refused(why));
         }
         let text = self.seal(Part::Checkpoint, "the checkpoint", text)?;
-        let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
+        let (bytes, bytes_max) = (stored_bytes(&text), self.checkpoint_bytes_max);
         if bytes > bytes_max {
             return Err(refused(&format!(
                 "it has {bytes} bytes, but at most {bytes_max} are allowed; save the position and store results \

@@ -27,7 +27,7 @@ use tokio::time::sleep;
 
 use super::{ContextError, JobContext, WITHOUT_END};
 use crate::{
-    job::{JobError, causes, check_key, codec::Part, unstorable},
+    job::{JobError, causes, check_key, codec::Part, sizes::stored_bytes, unstorable},
     observe::metrics,
     run::{log::Tail, running::Steps, settle::DELAY_MAX},
     store::{
@@ -313,7 +313,7 @@ impl<S> JobContext<S> {
             return Err(refused(&format!("it does not read back as its type: {}", self.misfit(&error))));
         }
         let text = self.seal(Part::Result, &format!("the result of step {name:?}"), text)?;
-        let (bytes, bytes_max) = (text.len(), self.checkpoint_bytes_max);
+        let (bytes, bytes_max) = (stored_bytes(&text), self.checkpoint_bytes_max);
         if bytes > bytes_max {
             return Err(refused(&format!(
                 "it has {bytes} bytes, but at most {bytes_max} are allowed; return the place of what is stored \

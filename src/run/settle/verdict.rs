@@ -7,6 +7,7 @@ use crate::{
         JobError, Outcome,
         attempt::{AttemptOutcome, Category, Reason},
         duration::written,
+        sizes::grows,
         unstorable, unstorable_text,
     },
     run::{
@@ -111,7 +112,7 @@ impl Attempt<'_> {
     }
 
     fn done(&self, unfit: Option<String>, output: Option<String>) -> Verdict {
-        match unfit {
+        match unfit.or_else(|| output.as_deref().and_then(grows)) {
             None => Verdict::Complete(Completion {
                 key: self.job.key,
                 output,
