@@ -50,7 +50,7 @@ use uuid::Uuid;
 use self::{
     one_at_a_time::OneAtATime,
     protocol::{Code, Fields, Refusal, answer},
-    receipt::Signer,
+    receipt::{Receipt, Signer},
     take::Queue,
 };
 use crate::{
@@ -74,6 +74,8 @@ const WAITING_MAX: usize = 20_000;
 const CLAIMING_MAX: usize = 24;
 /// How long a worker, a queue or a key counts as known after its last use.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
+/// How long a take waits whose worker has not confirmed two answers one after the other. It doubles to 4 s.
+const UNCONFIRMED_PAUSE: Duration = Duration::from_millis(250);
 /// The longest wait of a request.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// The most jobs of one answer to `take`, and the most entries of one `report` or `settle`.
@@ -135,6 +137,19 @@ struct Extended {
 struct KnownWorker {
     deliver: Deliver,
     used_at: Instant,
+    /// How many of its last answers with jobs it has not confirmed: it may be unable to.
+    unconfirmed: u32,
+}
+
+impl KnownWorker {
+    /// How long its next take waits: what it gets comes back, and disturbs the others.
+    fn pause(&self) -> Duration {
+        // The first one may be a lost message.
+        match self.unconfirmed {
+            0 | 1 => Duration::ZERO,
+            n => UNCONFIRMED_PAUSE * 2_u32.pow((n - 2).min(4)),
+        }
+    }
 }
 
 impl Gateway {
@@ -260,22 +275,29 @@ impl Gateway {
             Ok((answered, handed_out)) => (Ok(answered), handed_out),
             Err(refusal) => (Err(refusal), None),
         };
-        let Some(claims) = handed_out else { return self.0.nats.send_plain(reply, answer(answered)).await };
-        // A worker that died or froze while it waited must not be charged for jobs of which it knows nothing.
-        if !self.0.nats.hand_over(reply, answer(answered)).await && self.give_back(&claims).await > 0 {
-            // Its confirmation may be what was lost.
-            self.tell_to_look(&queue, &body, &claims).await;
+        let Some(taken) = handed_out else { return self.0.nats.send_plain(reply, answer(answered)).await };
+        let is_confirmed = self.0.nats.hand_over(reply, answer(answered)).await;
+        if let Some(receipt) = taken.first() {
+            self.note_confirmed(&receipt.worker, is_confirmed);
+        }
+        if !is_confirmed {
+            // A worker that died or froze while it waited must not be charged for jobs of which it knows nothing.
+            let given_back = self.give_back_taken(&taken).await;
+            if !given_back.is_empty() {
+                // Its confirmation may be what was lost.
+                self.tell_to_look(&queue, &body, &given_back).await;
+            }
         }
         fault::point("gateway_answered");
     }
 
-    /// Answers one request; a `take` also returns the claims that its answer hands out.
+    /// Answers one request; a `take` also returns the receipts that its answer hands out.
     async fn route(
         &self,
         name: &str,
         queue: &str,
         body: &[u8],
-    ) -> Result<(String, Option<Vec<ClaimKey>>), Refusal> {
+    ) -> Result<(String, Option<Vec<Receipt>>), Refusal> {
         let request = Fields::request(body)?;
         if let Err(error) = crate::job::check_queue(queue) {
             return Err(Refusal::new(Code::BadRequest, error.to_string()));
@@ -328,6 +350,7 @@ impl Gateway {
     /// Adds to the fleet's rates what workers behind this gateway have done. A report that fails is dropped, as that of
     /// a worker's own jobs.
     pub(crate) async fn report_rates(&self) {
+        self.forget();
         let queues: Vec<_> = {
             let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
             queues.iter().map(|(name, queue)| (name.clone(), queue.clone())).collect()
@@ -348,6 +371,13 @@ impl Gateway {
         let is_known = |used_at: Instant| now.duration_since(used_at) < KNOWN_FOR;
         let mut workers = self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.retain(|_, worker| is_known(worker.used_at));
+        drop(workers);
+        let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.retain(|_, queue| {
+            // A request that is under way has it, too.
+            let used_at = *queue.used_at.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::strong_count(queue) > 1 || is_known(used_at)
+        });
     }
 }
 
@@ -356,7 +386,8 @@ impl Refusal {
     fn tell(&self, queue: &str, request: &'static str) {
         let code = self.code.as_str();
         metrics::gateway_request(request, code);
-        if let Some(left_out) = repeats::tell(&format!("gateway {queue} {request}"), self) {
+        // Not by its text, in which a stranger may write anything.
+        if let Some(left_out) = repeats::tell(&format!("gateway {queue} {request}"), &code) {
             let error = &self.message;
             tracing::warn!(queue, request, code, error, left_out, "the gateway refused a request");
         }

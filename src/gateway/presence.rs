@@ -216,7 +216,7 @@ impl Gateway {
         let claims = self.0.claims_of.run((id.to_owned(), before)).await;
         let claims = claims.ok_or_else(|| Refusal::new(Code::Unavailable, "Postgres did not answer"))??;
         let unknown: Vec<_> = claims.into_iter().filter(|key| !known.contains(key)).collect();
-        Ok(self.give_back(&unknown).await)
+        Ok(self.give_back(&unknown).await.len())
     }
 
     pub(super) async fn goodbye(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
@@ -229,12 +229,11 @@ impl Gateway {
     }
 
     /// Tells the worker of a request to look at its jobs.
-    pub(super) async fn tell_to_look(&self, queue: &str, body: &[u8], claims: &[ClaimKey]) {
+    pub(super) async fn tell_to_look(&self, queue: &str, body: &[u8], jobs: &[JobId]) {
         let Ok((_, worker)) = Fields::request(body).and_then(|request| worker_of(queue, &request)) else {
             return;
         };
-        let jobs: Vec<_> = claims.iter().map(|key| key.job).collect();
-        self.look(queue, &worker, &jobs).await;
+        self.look(queue, &worker, jobs).await;
     }
 
     /// Sends a worker the event that some of these jobs may have changed.

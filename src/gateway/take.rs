@@ -21,6 +21,7 @@ use crate::{
     config::Timing,
     deliver::{Deliver, Delivered},
     job::{
+        JobId,
         attempt::{AttemptOutcome, Reason, RecoveryPath},
         claim::{Ack, Claim, ClaimKey, Missed, ack_for},
     },
@@ -61,6 +62,7 @@ pub(super) struct Queue {
     consumer: Mutex<Option<PullConsumer>>,
     /// When they were read, and why they could not be.
     settings_read: Mutex<Option<(Instant, Option<Refusal>)>>,
+    pub(super) used_at: std::sync::Mutex<Instant>,
 }
 
 impl Queue {
@@ -72,6 +74,7 @@ impl Queue {
             measures: QueueMeasures::new(name),
             consumer: Mutex::default(),
             settings_read: Mutex::default(),
+            used_at: std::sync::Mutex::new(Instant::now()),
         }
     }
 }
@@ -161,25 +164,37 @@ impl Gateway {
     /// Returns this gateway's view of a queue.
     pub(super) fn queue(&self, name: &str) -> Arc<Queue> {
         let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.entry(name.to_owned()).or_insert_with(|| Arc::new(Queue::new(name))).clone()
+        let queue = queues.entry(name.to_owned()).or_insert_with(|| Arc::new(Queue::new(name))).clone();
+        *queue.used_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        queue
     }
 
-    /// Returns what claims for a worker. The worker must have its row: others find its jobs by it.
-    async fn deliver_for(&self, queue: &Queue, id: &str) -> Result<Deliver, Refusal> {
+    /// Returns the worker's queue, what claims for the worker, and how long it is to wait first. The worker must have
+    /// its row: others find its jobs by it. Before that nothing is kept of the queue, whose name may be made up.
+    async fn deliver_for(&self, name: &str, id: &str) -> Result<(Arc<Queue>, Deliver, Duration), Refusal> {
         let known = || self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(worker) = known().get_mut(id) {
             worker.used_at = Instant::now();
-            return Ok(worker.deliver.clone());
+            return Ok((self.queue(name), worker.deliver.clone(), worker.pause()));
         }
         let Some(host) = self.0.store.host_of_worker(id).await? else {
             return Err(Refusal::new(Code::HelloFirst, format!("the worker {id} has no row")));
         };
         self.forget();
+        let queue = self.queue(name);
         let slots = HashMap::from([(queue.name.clone(), queue.slots.clone())]);
         let deliver = self.0.deliver.claiming_for(id, &host, slots);
-        let worker = KnownWorker { deliver: deliver.clone(), used_at: Instant::now() };
+        let worker = KnownWorker { deliver: deliver.clone(), used_at: Instant::now(), unconfirmed: 0 };
         known().insert(id.to_owned(), worker);
-        Ok(deliver)
+        Ok((queue, deliver, Duration::ZERO))
+    }
+
+    /// Notes whether a worker has confirmed the jobs of an answer.
+    pub(super) fn note_confirmed(&self, id: &str, is_confirmed: bool) {
+        let mut workers = self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(worker) = workers.get_mut(id) {
+            worker.unconfirmed = if is_confirmed { 0 } else { worker.unconfirmed.saturating_add(1) };
+        }
     }
 
     /// Forgets a worker whose row is gone.
@@ -191,7 +206,7 @@ impl Gateway {
         &self,
         name: &str,
         request: &Fields<'_>,
-    ) -> Result<(String, Option<Vec<ClaimKey>>), Refusal> {
+    ) -> Result<(String, Option<Vec<Receipt>>), Refusal> {
         let asked_at = Instant::now();
         let (id, _) = worker_of(name, request)?;
         let slots = request.number("slots", 1, ENTRIES_MAX as u64)?;
@@ -201,10 +216,10 @@ impl Gateway {
         }
         let kinds = Kinds::read(request, &self.0.timing)?;
         let signer = self.signer().await?;
-        let queue = self.queue(name);
-        let deliver = self.deliver_for(&queue, &id).await?;
+        let (queue, deliver, pause) = self.deliver_for(name, &id).await?;
         let slots = usize::try_from(slots).unwrap_or(ENTRIES_MAX);
         let until = asked_at + wait;
+        sleep(pause.min(wait)).await;
         loop {
             // Its worker waits no longer: an outage, or a freeze of this process.
             if until.elapsed() > ANSWERED_WITHIN {
@@ -248,8 +263,8 @@ impl Gateway {
             }
             // This process may have been frozen.
             if until.elapsed() > ANSWERED_WITHIN {
-                let claims: Vec<_> = taken.jobs.iter().map(|(claim, _)| claim.key).collect();
-                self.give_back(&claims).await;
+                let receipts: Vec<_> = taken.jobs.into_iter().map(|(_, receipt)| receipt).collect();
+                self.give_back_taken(&receipts).await;
                 return Err(Refusal::new(
                     Code::Unavailable,
                     "the gateway was too slow; it gave the jobs back",
@@ -420,7 +435,7 @@ impl Gateway {
         signer: &Signer,
         mut taken: Taken,
         asked_at: Instant,
-    ) -> Result<(String, Option<Vec<ClaimKey>>), Refusal> {
+    ) -> Result<(String, Option<Vec<Receipt>>), Refusal> {
         let mut room = self.0.nats.message_bytes_max().saturating_sub(OVERHEAD);
         let mut entries = Vec::with_capacity(taken.jobs.len());
         // The bytes of all jobs without their payloads: they must fit.
@@ -433,9 +448,9 @@ impl Gateway {
             least += entry.len() + ENDING;
             entries.push(entry);
         }
-        let left: Vec<_> = taken.jobs.drain(entries.len()..).map(|(claim, _)| claim.key).collect();
+        let left: Vec<_> = taken.jobs.drain(entries.len()..).map(|(_, receipt)| receipt).collect();
         if !left.is_empty() {
-            self.give_back(&left).await;
+            self.give_back_taken(&left).await;
         }
         let mut jobs = Vec::with_capacity(entries.len());
         for ((claim, _), entry) in taken.jobs.iter().zip(entries) {
@@ -456,9 +471,9 @@ impl Gateway {
         // What the worker measures beyond this, the answer was on its way, or lay unread.
         let waited = asked_at.elapsed().as_millis();
         let (jobs, uncertain) = (jobs.join(","), taken.uncertain);
-        let claims: Vec<_> = taken.jobs.iter().map(|(claim, _)| claim.key).collect();
+        let receipts: Vec<_> = taken.jobs.into_iter().map(|(_, receipt)| receipt).collect();
         let answer = format!(r#"{{"jobs":[{jobs}],"uncertain":{uncertain},"waited_ms":{waited}}}"#);
-        Ok((answer, (!claims.is_empty()).then_some(claims)))
+        Ok((answer, (!receipts.is_empty()).then_some(receipts)))
     }
 
     /// Divides a text into parts that fit into a message each, with their escapes.
@@ -488,8 +503,19 @@ impl Gateway {
         Ok(format!(r#"{{"text":{}}}"#, super::protocol::json(text)?))
     }
 
-    /// Gives jobs back whose worker does not know of them: the attempts do not count.
-    pub(super) async fn give_back(&self, claims: &[ClaimKey]) -> usize {
+    /// Gives back what a take has claimed, and answers the messages: the relay publishes the jobs anew. Returns those
+    /// that were given back.
+    pub(super) async fn give_back_taken(&self, taken: &[Receipt]) -> Vec<JobId> {
+        let claims: Vec<_> = taken.iter().map(Receipt::key).collect();
+        let given_back = self.give_back(&claims).await;
+        for receipt in taken.iter().filter(|receipt| given_back.contains(&receipt.job)) {
+            self.message_of(receipt).receipt.send(Ack::Done).await;
+        }
+        given_back
+    }
+
+    /// Gives jobs back whose worker does not know of them: the attempts do not count. Returns those that were its.
+    pub(super) async fn give_back(&self, claims: &[ClaimKey]) -> Vec<JobId> {
         let mut given_back = self.try_give_back(claims).await;
         for _ in 1..GIVEN_BACK_TRIES {
             if given_back.is_ok() {
@@ -504,13 +530,13 @@ impl Gateway {
                 tracing::warn!(%error, jobs = claims.len(),
                     "could not give jobs back whose worker does not know of them; their worker asks again, or a scan \
                      resets them");
-                0
+                Vec::new()
             }
         }
     }
 
-    async fn try_give_back(&self, claims: &[ClaimKey]) -> Result<usize, StoreError> {
-        let mut given_back = 0;
+    async fn try_give_back(&self, claims: &[ClaimKey]) -> Result<Vec<JobId>, StoreError> {
+        let mut given_back = Vec::new();
         let reason = Some(Reason::AnswerLost);
         let mut claims = claims.to_vec();
         claims.sort_unstable();
@@ -519,7 +545,7 @@ impl Gateway {
                 |key: &ClaimKey| AttemptEnd { reason, ..AttemptEnd::new(*key, AttemptOutcome::Released) };
             let ends: Vec<_> = some.iter().map(end).collect();
             let ended = self.0.store.settle(&ends, &self.0.worker_id).await?;
-            given_back += ended.len();
+            given_back.extend(ended.iter().map(|end| end.job));
             metrics::recovered(RecoveryPath::Worker, Reason::AnswerLost, ended.len());
             for end in ended {
                 tracing::warn!(job = %end.job, token = end.token.0, owner = end.owner,

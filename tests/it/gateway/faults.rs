@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tenure::{Config, JobId, Status};
 
 use super::{Foreign, about, all, enqueue, gateway, outcomes};
-use crate::harness::{Bench, Child, Running, bench, bench_with};
+use crate::harness::{Bench, Child, Running, bench, bench_with, counter_names};
 
 /// The steps of a gateway, in order.
 const STEPS: [&str; 7] = [
@@ -250,7 +250,24 @@ async fn a_worker_that_dies_or_freezes_while_it_waits_is_charged_for_no_job() {
         let other = Foreign::start(&bench, "other").await;
         assert_eq!(other.run_one().await, job);
         assert_eq!(bench.until_finished(job).await.attempt, 1);
+        // Long before `ack_wait`: the message of a job that was given back is answered, too.
+        bench.until_stream_is_empty(Duration::from_secs(5)).await;
     }
+}
+
+/// Its requests come from a stranger, who may name any queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn takes_of_made_up_queues_leave_nothing_in_the_gateway() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    let body = json!({"v": 1, "worker": "one", "slots": 1, "wait_ms": 0, "kinds": all()}).to_string();
+    for n in 0..50 {
+        let answer = worker.raw(&format!("w.made-up-{n}.take"), &body).await;
+        assert_eq!(answer["error"]["code"], json!("hello_first"), "{answer}");
+    }
+    assert!(counter_names("queue=q}") > 0);
+    assert_eq!(counter_names("queue=made-up"), 0);
 }
 
 /// A gateway may publish to the stream and ask its API; those who ask it may not.

@@ -53,6 +53,11 @@ pub fn install() {
     ONCE.call_once(|| metrics::set_global_recorder(Recording).unwrap());
 }
 
+/// How many counters have this in their names or labels.
+pub fn named(part: &str) -> usize {
+    COUNTERS.lock().unwrap().keys().filter(|name| name.contains(part)).count()
+}
+
 /// The value of a counter, by its name and labels: `tenure_recoveries_total{path=scanner,reason=silent}`.
 pub fn counted(name: &str) -> u64 {
     COUNTERS.lock().unwrap().get(name).map_or(0, |count| count.0.load(Ordering::Relaxed))

@@ -21,7 +21,7 @@ use futures::TryStreamExt;
 use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
 use tenure::{Config, JobId, Tenure, dev::Servers};
 
-pub use counters::counted;
+pub use counters::{counted, named as counter_names};
 pub use http::{Answer, ask, free_address};
 pub use proxy::Proxy;
 pub use servers::run_folder;
