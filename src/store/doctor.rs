@@ -30,6 +30,8 @@ pub(crate) struct PostgresSeen {
     pub(crate) sees_all_sessions: bool,
     /// Settings under which a crash may lose committed transactions.
     pub(crate) unsafe_settings: Vec<String>,
+    /// The isolation of a transaction that names none, as tenure's.
+    pub(crate) isolation: String,
     pub(crate) connections: i64,
     /// The most connections that the server takes from roles other than superusers.
     pub(crate) connections_max: i64,
@@ -172,6 +174,7 @@ impl Store {
             is_read_only: row.try_get("is_read_only")?,
             sees_all_sessions: row.try_get("sees_all_sessions")?,
             unsafe_settings: row.try_get("unsafe_settings")?,
+            isolation: row.try_get("isolation")?,
             connections: row.try_get("connections")?,
             connections_max: row.try_get("connections_max")?,
             is_vacuumed: row.try_get("is_vacuumed")?,

@@ -11,10 +11,11 @@ use crate::{
 };
 
 /// The checks that are skipped when Postgres is not reached.
-const REST: [&str; 13] = [
+const REST: [&str; 14] = [
     "primary",
     "writes",
     "durability",
+    "isolation",
     "connections",
     "clock",
     "autovacuum",
@@ -117,6 +118,16 @@ fn about_server(server: &PostgresSeen, url: &str) -> Vec<Check> {
         Check::warning("durability", format!("off: {}", server.unsafe_settings.join(", ")))
             .advise("switch them on: otherwise a power cut may lose accepted jobs, or the whole database")
     };
+    let isolation = if server.isolation == "read committed" {
+        Check::ok("isolation", "transactions are READ COMMITTED unless they say otherwise")
+    } else {
+        let found = format!("default_transaction_isolation is {:?}", server.isolation);
+        Check::wrong("isolation", found).advise(format!(
+            "ALTER ROLE {} SET default_transaction_isolation = 'read committed', and restart: otherwise Postgres refuses \
+             statements that meet others (40001), and workers take that for an outage",
+            server.role
+        ))
+    };
     let found = format!("{} of {}", server.connections, server.connections_max);
     let connections = if server.connections * 10 >= server.connections_max * 8 {
         Check::warning("connections", found).advise(
@@ -147,7 +158,7 @@ fn about_server(server: &PostgresSeen, url: &str) -> Vec<Check> {
             }
         }
     };
-    vec![postgres, primary, durability, connections, autovacuum, dead_rows]
+    vec![postgres, primary, durability, isolation, connections, autovacuum, dead_rows]
 }
 
 /// Names each session, prepared transaction and slot that keeps dead rows from being removed.
@@ -311,6 +322,7 @@ mod tests {
             is_read_only: false,
             sees_all_sessions: true,
             unsafe_settings: Vec::new(),
+            isolation: "read committed".into(),
             connections: 10,
             connections_max: 97,
             is_vacuumed: true,
@@ -344,6 +356,10 @@ mod tests {
         assert_eq!(
             wrong(|server| server.unsafe_settings = vec!["fsync".into()]),
             [("durability", CheckState::Warning)]
+        );
+        assert_eq!(
+            wrong(|server| server.isolation = "serializable".into()),
+            [("isolation", CheckState::Wrong)]
         );
         assert!(wrong(|server| server.connections = 77).is_empty());
         assert_eq!(wrong(|server| server.connections = 78), [("connections", CheckState::Warning)]);

@@ -10,6 +10,7 @@ SELECT clock_timestamp() AS at,
        ARRAY(SELECT s.name FROM pg_settings s
               WHERE s.name IN ('fsync', 'full_page_writes', 'synchronous_commit') AND s.setting = 'off'
               ORDER BY s.name) AS unsafe_settings,
+       current_setting('default_transaction_isolation') AS isolation,
        (SELECT coalesce(sum(d.numbackends), 0) FROM pg_stat_database d) AS connections,
        -- Postgres 16 and later can reserve some for other roles than superusers, too.
        current_setting('max_connections')::bigint - current_setting('superuser_reserved_connections')::bigint
