@@ -146,7 +146,19 @@ impl Take {
             Self::Due => store.take_due(self.burst()).await?,
             Self::Held { judge } => {
                 let most = i32::try_from(self.burst()).unwrap_or(i32::MAX);
-                return store.tend_lanes(most, judge.swap(false, Ordering::Relaxed)).await;
+                let tended = store.tend_lanes(most, judge.swap(false, Ordering::Relaxed)).await?;
+                for (queue, error) in &tended.troubles {
+                    if let Some(left_out) = repeats::tell(&format!("lanes of {queue}"), error) {
+                        tracing::warn!(
+                            queue,
+                            error,
+                            left_out,
+                            "could not look after the lanes of a queue; the worker will retry, and goes on with those \
+                             of other queues. If this stays, `tenure doctor` may say who holds them up"
+                        );
+                    }
+                }
+                return Ok((tended.jobs, tended.has_more));
             }
             Self::Followers => {
                 return store.release_followers(i32::try_from(self.burst()).unwrap_or(i32::MAX)).await;

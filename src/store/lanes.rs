@@ -134,6 +134,15 @@ pub struct HeldFor {
     pub before: u64,
 }
 
+/// What a look at all lanes has come to.
+#[derive(Debug, Default)]
+pub(crate) struct Tended {
+    pub(crate) jobs: Vec<DueJob>,
+    pub(crate) has_more: bool,
+    /// The queues whose lanes could not be looked after, and why.
+    pub(crate) troubles: Vec<(String, String)>,
+}
+
 /// What `doctor` finds about lanes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum LanesSeen {
@@ -142,7 +151,8 @@ pub(crate) enum LanesSeen {
     /// Jobs name lanes, but their queue has none; one of these lanes.
     None { queue: String, lane: String, jobs: i64 },
     /// Nothing looks at lanes that were to be looked at; for how many seconds not at the first.
-    Late { queue: String, lanes: i64, age_s: f64 },
+    /// `pid`: a session whose open transaction has written to lanes.
+    Late { queue: String, lanes: i64, age_s: f64, pid: Option<i32> },
     /// All slots of a lane are taken, and its first job has been due for `waited_s`. The job that has had a slot for
     /// longest, whether it runs, and for how many seconds.
     Blocked { queue: String, lane: String, waited_s: f64, holder: Option<(JobId, bool, f64)> },
@@ -154,7 +164,7 @@ fn seen(row: &PgRow) -> Result<LanesSeen, sqlx::Error> {
     let age_s = row.try_get::<Option<f64>, _>("age_s")?.unwrap_or_default();
     Ok(match row.try_get("what")? {
         "none" => LanesSeen::None { queue, lane: lane()?, jobs: row.try_get("jobs")? },
-        "late" => LanesSeen::Late { queue, lanes: row.try_get("jobs")?, age_s },
+        "late" => LanesSeen::Late { queue, lanes: row.try_get("jobs")?, age_s, pid: row.try_get("pid")? },
         "blocked" => {
             let holder = match row.try_get("job_id")? {
                 Some(id) => Some((id, row.try_get("is_running")?, row.try_get("held_s")?)),
@@ -246,13 +256,22 @@ impl Store {
     }
 
     /// Releases at most `most` jobs of each queue with lanes. `judge`: whether to look for slots of jobs that ended
-    /// unseen. Also returns whether there is more to do.
-    pub(crate) async fn tend_lanes(&self, most: i32, judge: bool) -> Result<(Vec<DueJob>, bool), StoreError> {
-        let mut rows = self.rows(query(TEND_LANES).bind(most).bind(judge)).await?;
-        let is_job = |row: &PgRow| row.try_get::<Option<JobId>, _>("id").is_ok_and(|id| id.is_some());
-        let has_more = rows.last().is_some_and(|last| !is_job(last));
-        rows.retain(is_job);
-        Ok((due_jobs(&rows)?, has_more))
+    /// unseen.
+    pub(crate) async fn tend_lanes(&self, most: i32, judge: bool) -> Result<Tended, StoreError> {
+        let rows = self.rows(query(TEND_LANES).bind(most).bind(judge)).await?;
+        let mut tended = Tended::default();
+        let mut jobs = Vec::with_capacity(rows.len());
+        for row in rows {
+            if row.try_get::<Option<JobId>, _>("id")?.is_some() {
+                jobs.push(row);
+            } else if let Some(queue) = row.try_get("queue")? {
+                tended.troubles.push((queue, row.try_get("clear_reason")?));
+            } else {
+                tended.has_more = true;
+            }
+        }
+        tended.jobs = due_jobs(&jobs)?;
+        Ok(tended)
     }
 
     /// Whether something has waited for a look at the lanes for longer than `margin`.

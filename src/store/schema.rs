@@ -57,6 +57,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "functions",
     "attempt/cancel"
     "attempt/complete"
+    "attempt/end_queued"
     "attempt/fence"
     "attempt/hold"
     "attempt/is_own"
@@ -130,6 +131,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "lanes/keep_slot"
     "lanes/lock_named_lanes"
     "lanes/offered_jobs"
+    "lanes/pass_over_lanes"
     "lanes/place_anew"
     "lanes/place_due_jobs"
     "lanes/put_lanes"

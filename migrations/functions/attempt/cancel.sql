@@ -1,7 +1,6 @@
 -- cancel: cancels a queued job, or asks the worker of a running one to cancel it: cancel.sql, for one job, by SQL.
 --
--- Called by users (docs/sql.md), with their rights: postgres/roles.sql grants it to operators. tenure.cancel_followers
--- calls it for followers that a failure cancels, as the schema's owner.
+-- Called by users (docs/sql.md), with their rights: postgres/roles.sql grants it to operators.
 -- Two at once wait for the job's row. The second finds the job asked already, and notes no second act; or it finds no
 -- row, and answers `finished`. A lost answer: call again; `finished` may then be this call's own cancellation.
 CREATE OR REPLACE FUNCTION tenure.cancel(job uuid) RETURNS text
@@ -23,22 +22,7 @@ BEGIN
             PERFORM tenure.limit_idle(greatest(interval '1 second', live_job.stale_after / 4));
             RETURN 'asked';
         ELSIF live_job.status = 'queued' THEN
-            IF live_job.lane IS NOT NULL THEN
-                DELETE FROM tenure.lane_jobs l WHERE l.job_id = cancel.job;
-                -- Its slot, or its place at the head of an ordered lane.
-                INSERT INTO tenure.lane_wakes (at, queue, lane)
-                VALUES (clock_timestamp(), live_job.queue, live_job.lane);
-            END IF;
-            -- Before the row goes: the trigger of groups may fire at once, and reads what has become of the job.
-            INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token,
-                   claim_id, worker_id, created_at, scheduled_at, started_at, last_activity_at, finished_at,
-                   stage, progress, message, trace_context, last_error)
-            VALUES (live_job.id, live_job.queue, live_job.kind, live_job.payload, 'cancelled', live_job.attempt,
-                    live_job.max_attempts, live_job.fencing_token, live_job.claim_id, live_job.worker_id,
-                    live_job.created_at, least(live_job.scheduled_at, clock_timestamp()), live_job.started_at,
-                    live_job.last_activity_at, clock_timestamp(), live_job.stage, live_job.progress, live_job.message,
-                    live_job.trace_context, live_job.last_error);
-            DELETE FROM tenure.jobs j WHERE j.id = cancel.job;
+            PERFORM tenure.end_queued(cancel.job);
             INSERT INTO tenure.audit (via, act, queue, subject, jobs)
             VALUES ('sql', 'cancel', live_job.queue, cancel.job::text, 1);
             RETURN 'cancelled';
@@ -48,6 +32,8 @@ BEGIN
             INSERT INTO tenure.audit (via, act, queue, subject, jobs)
             SELECT 'sql', 'cancel', (SELECT h.queue FROM tenure.job_history h WHERE h.id = k.id), k.id::text, 1
               FROM tenure.keep_cancelled(ARRAY[cancel.job]) AS k (id);
+            -- That call may have waited for one that has brought the follower back.
+            CONTINUE WHEN EXISTS (SELECT FROM tenure.jobs j WHERE j.id = cancel.job);
             RETURN 'finished';
         END IF;
         EXIT WHEN NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = cancel.job);

@@ -7,7 +7,7 @@
 --
 -- Part of `release_followers`, with its rights and settings. Those that are locked are noted anew, with what is known
 -- of the failure: their jobs, or their rows of `followers`, by a redrive that may be about to hold them.
--- `tenure.cancel` may wait for a place in a lane.
+-- `end_queued` may wait for a place in a lane.
 CREATE OR REPLACE FUNCTION tenure.cancel_followers(doomed uuid[], failed_followers uuid[], hopeless_followers uuid[],
     OUT locked uuid[], OUT has_cancelled boolean)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -56,7 +56,7 @@ BEGIN
                                    CASE follower.state WHEN 'cancelled' THEN 'was cancelled'
                                                        WHEN 'purged' THEN 'was purged' ELSE 'has failed' END)
          WHERE j.id = follower.id;
-        PERFORM tenure.cancel(follower.id);
+        PERFORM tenure.end_queued(follower.id);
         has_cancelled := true;
     END LOOP;
 END $$;

@@ -3,7 +3,8 @@
 -- after this one, in order of id. Returns the last one, or NULL after the end.
 --
 -- src/store/group/mend_groups.sql calls it: the worker with the turn, from the start again after the end.
--- A lost answer costs a second look.
+-- A lost answer costs a second look. Of the edges of one follower, a call looks at some, from a place that it draws: a
+-- follower with 200,000 edges costs as much as others, and each of its edges is looked at sooner or later.
 -- SECURITY DEFINER: a worker may write neither notes nor edges.
 -- A note too many does no harm: the look that it asks for decides. So two calls at once may note the same end twice.
 CREATE OR REPLACE FUNCTION tenure.mend_groups(after_follower uuid, most int) RETURNS uuid
@@ -15,6 +16,8 @@ DECLARE
     last_follower uuid;
     followers     uuid[];
     noted_jobs    uuid[];
+    edges_of_each int;
+    looked_at     tid[];
 BEGIN
     -- Those that are still to start, or may come back.
     SELECT (array_agg(f.job_id ORDER BY f.job_id))[most],
@@ -37,24 +40,38 @@ BEGIN
         RETURNING d.before
     )
     INSERT INTO tenure.group_ends (job_id, ended_as) SELECT before, 'completed' FROM reopened;
+    edges_of_each := greatest(25, 5000 / greatest(1, cardinality(followers)));
+    looked_at := ARRAY(
+        SELECT e.place
+          FROM unnest(followers) AS f(id)
+         CROSS JOIN LATERAL (SELECT min(d.n) AS first, max(d.n) AS last FROM tenure.job_edges d WHERE d.after = f.id) r
+         CROSS JOIN LATERAL (
+               SELECT d.ctid AS place FROM tenure.job_edges d
+                WHERE d.after = f.id
+                  AND d.n >= CASE WHEN r.last - r.first < edges_of_each THEN r.first
+                                  ELSE r.first - edges_of_each
+                                       + floor(random() * (r.last - r.first + edges_of_each + 1))::bigint END
+                ORDER BY d.n LIMIT edges_of_each) e);
     -- Opens the edges of a failed job that is live again.
     UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
-     WHERE d.after = ANY (followers) AND d.state = 'failed'
+     WHERE d.ctid = ANY (looked_at) AND d.after = ANY (followers) AND d.state = 'failed'
        AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before);
     -- Once: the table has no index by job.
     noted_jobs := ARRAY(SELECT g.job_id FROM tenure.group_ends g);
     INSERT INTO tenure.group_ends (job_id, ended_as)
+    WITH not_live AS MATERIALIZED (
+        SELECT DISTINCT d.before, d.state FROM tenure.job_edges d
+         WHERE d.ctid = ANY (looked_at) AND d.after = ANY (followers) AND (d.state IS NULL OR d.state = 'failed')
+           AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = d.before)
+           AND (d.before IN (SELECT unnest(noted_jobs))) IS NOT TRUE
+    )
     SELECT e.before, e.ended_as
       FROM (SELECT o.before, o.state,
                    coalesce((SELECT h.status FROM tenure.job_history h WHERE h.id = o.before),
                             CASE WHEN EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = o.before) THEN 'failed'
                                  WHEN o.state = 'failed' THEN 'purged'
                                  ELSE 'completed' END) AS ended_as
-              FROM (SELECT DISTINCT d.before, d.state FROM tenure.job_edges d
-                     WHERE d.after = ANY (followers) AND (d.state IS NULL OR d.state <> 'completed')) o
-             WHERE (o.state IS NULL OR o.state = 'failed')
-               AND NOT EXISTS (SELECT FROM tenure.jobs j WHERE j.id = o.before)
-               AND (o.before IN (SELECT unnest(noted_jobs))) IS NOT TRUE) e
+              FROM not_live o) e
      WHERE e.state IS DISTINCT FROM e.ended_as;
     -- One that no look has found.
     INSERT INTO tenure.group_ends (job_id, ended_as)
@@ -63,10 +80,13 @@ BEGIN
       JOIN tenure.jobs j ON j.id = f.job_id
      WHERE f.job_id = ANY (followers) AND f.cut_at IS NULL AND j.status = 'queued' AND j.fencing_token = 0
        AND (j.publish_at = never) IS TRUE
-       -- One that was redriven waits for a failed job on purpose.
-       AND NOT EXISTS (SELECT FROM tenure.job_edges e
-                        WHERE e.after = f.job_id AND e.step IS NULL
-                          AND (e.state IS NULL OR e.state = 'failed' AND f.on_failure <> 'run'))
+       -- One that was redriven waits for a failed job on purpose. The first look is where one was open before.
+       AND CASE WHEN EXISTS (SELECT FROM tenure.job_edges e
+                              WHERE e.after = f.job_id AND e.n = f.open_n AND e.step IS NULL AND e.state IS NULL)
+                THEN false
+                ELSE NOT EXISTS (SELECT FROM tenure.job_edges e
+                                  WHERE e.after = f.job_id AND e.step IS NULL
+                                    AND (e.state IS NULL OR e.state = 'failed' AND f.on_failure <> 'run')) END
        -- It is released, and waits for its lane.
        AND NOT EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id AND l.due_at < never)
        AND (j.id IN (SELECT unnest(noted_jobs))) IS NOT TRUE;

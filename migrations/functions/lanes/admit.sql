@@ -26,10 +26,13 @@ DECLARE
     line    text[];
 BEGIN
     named := tenure.lock_named_lanes(of, names, ended IS NOT NULL);
+    moment := clock_timestamp();
+    IF ended IS NULL AND cardinality(named) IS DISTINCT FROM cardinality(names) THEN
+        PERFORM tenure.pass_over_lanes(of, ARRAY(SELECT unnest(names) EXCEPT SELECT unnest(named)), moment);
+    END IF;
     IF named IS NULL THEN
         RETURN;
     END IF;
-    moment := clock_timestamp();
     IF named <> '{}' THEN
         -- This call sees the jobs of each wake that it sees.
         DELETE FROM tenure.lane_wakes w

@@ -1,12 +1,14 @@
 -- Looks after lanes: those that a commit has woken, whose time has come, whose slots are free although no worker said
--- so, and all whose turn it is. Returns the released jobs; a row without an id says that there are more to do.
+-- so, and all whose turn it is. Returns the released jobs. A row without an id names a queue whose lanes could not be
+-- looked after, with the reason as `clear_reason`, or, without a queue, says that there are more to do.
 --
 --   most: how many jobs to release of each queue   judge: whether to look for slots of jobs that ended unseen
 --
 -- The relay calls it at each of its looks (src/store/lane/tend_lanes.sql), and publishes the jobs.
 -- SECURITY DEFINER: a worker may not change lanes.
 -- Two calls at once pass over the lanes that the other has, and a call takes some lanes, so that no other call waits
--- for it for long. If the answer is lost, the relay finds that the messages are missing.
+-- for it for long. If the answer is lost, the relay finds that the messages are missing. A queue's trouble is its own:
+-- the others are looked after in the same call, in any order, for at most some three seconds.
 CREATE OR REPLACE FUNCTION tenure.tend_lanes(most int, judge boolean)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -23,10 +25,11 @@ DECLARE
 BEGIN
     PERFORM tenure.place_due_jobs(moment);
     SELECT array_agg(w.queue), array_agg(w.lane), count(*) = lanes_at_once INTO woken_queues, woken_lanes, has_more
-      FROM (SELECT DISTINCT queue, lane
-              FROM (SELECT w.queue, w.lane FROM tenure.lane_wakes w
-                     WHERE w.at <= moment AND w.job_id IS NULL ORDER BY w.at, w.id LIMIT 2000) w
-             LIMIT lanes_at_once) w;
+      FROM (SELECT *
+              FROM (SELECT DISTINCT queue, lane
+                      FROM (SELECT w.queue, w.lane FROM tenure.lane_wakes w
+                             WHERE w.at <= moment AND w.job_id IS NULL ORDER BY w.at, w.id LIMIT 2000) w) w
+             ORDER BY random() LIMIT lanes_at_once) w;
     FOR of IN
         WITH looks (queue, lane) AS (
             SELECT * FROM unnest(woken_queues, woken_lanes)
@@ -44,11 +47,20 @@ BEGIN
                  UNION
                 SELECT queue FROM tenure.lane_settings s
                  WHERE EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = s.queue AND l.turn IS NOT NULL)) n
-         ORDER BY n.queue
+         ORDER BY random()
     LOOP
-        RETURN QUERY SELECT * FROM tenure.admit(of.queue, of.lanes, NULL, most);
-        GET DIAGNOSTICS released = ROW_COUNT;
-        has_more := has_more OR released >= most;
+        BEGIN
+            RETURN QUERY SELECT * FROM tenure.admit(of.queue, of.lanes, NULL, most);
+            GET DIAGNOSTICS released = ROW_COUNT;
+            has_more := has_more OR released >= most;
+        EXCEPTION WHEN OTHERS THEN
+            RETURN QUERY SELECT NULL::uuid, of.queue, NULL::text, NULL::int, SQLERRM, NULL::text;
+            PERFORM tenure.pass_over_lanes(of.queue, of.lanes, moment);
+        END;
+        IF clock_timestamp() > moment + interval '3 seconds' THEN
+            has_more := true;
+            EXIT;
+        END IF;
     END LOOP;
     IF has_more THEN
         RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::text, NULL::int, NULL::text, NULL::text;

@@ -58,13 +58,20 @@ fn about(seen: &LanesSeen) -> Option<Check> {
                 "give the queue lanes, such as `tenure queues lanes {queue} --running 2`, or let producers name none"
             ))
         }
-        LanesSeen::Late { queue, lanes, age_s } => {
+        LanesSeen::Late { queue, lanes, age_s, pid } => {
             let lanes = if *lanes == 1 { "1 lane".to_owned() } else { format!("{lanes} lanes") };
             let found =
                 format!("no worker looks after {lanes}, the first for {}: held jobs stay", seconds(*age_s));
-            Check::wrong(CHECK, found)
-                .of(queue)
-                .advise("start a worker, of any queue: `tenure workers list` shows those that live")
+            let start = "start a worker, of any queue: `tenure workers list` shows those that live. If workers live, \
+                         their log says why (\"lanes\", WARN)";
+            let check = Check::wrong(CHECK, found).of(queue);
+            match pid {
+                Some(pid) => check.advise(format!(
+                    "{start}; session {pid} of Postgres has written to lanes in a transaction that is open: end that \
+                     transaction, or the session: `SELECT pg_terminate_backend({pid})`"
+                )),
+                None => check.advise(start),
+            }
         }
         LanesSeen::Blocked { queue, lane, waited_s, holder } => {
             let found = format!(
@@ -105,7 +112,7 @@ mod tests {
                 "3 jobs name lanes, as \"org-7\"",
             ),
             (
-                LanesSeen::Late { queue: queue.clone(), lanes: 2, age_s: 61.0 },
+                LanesSeen::Late { queue: queue.clone(), lanes: 2, age_s: 61.0, pid: Some(7) },
                 CheckState::Wrong,
                 "no worker looks after 2 lanes, the first for 1m 1s",
             ),

@@ -4,7 +4,8 @@
 --   that waits for its slots  $4 row limit
 --
 -- Rows: `lanes`: a queue with lanes. `none`: a queue without lanes with jobs that name one; `lane` is one of these.
--- `late`: a queue with a lane that nothing has looked at in time. `blocked`: a lane whose first job is due and whose
+-- `late`: a queue with a lane that nothing has looked at in time; `pid` is a session with an open transaction that has
+-- written to lanes, if there is one. `blocked`: a lane whose first job is due and whose
 -- slots are all taken; `job_id` has had one for longest, and `is_running` for `held_s`.
 -- Reads the live jobs that name a lane, and the first job of each lane that may run no more.
 WITH own AS MATERIALIZED (
@@ -26,16 +27,19 @@ WITH own AS MATERIALIZED (
      LIMIT $4
 )
 SELECT 'lanes' AS what, queue, NULL::text AS lane, 0::bigint AS jobs, NULL::float8 AS age_s, NULL::uuid AS job_id,
-       NULL::bool AS is_running, NULL::float8 AS held_s
+       NULL::bool AS is_running, NULL::float8 AS held_s, NULL::int AS pid
   FROM own
  UNION ALL
-SELECT 'none', j.queue, min(j.lane), count(*), NULL, NULL, NULL, NULL
+SELECT 'none', j.queue, min(j.lane), count(*), NULL, NULL, NULL, NULL, NULL
   FROM tenure.jobs j
  WHERE j.lane <> '' AND ($1::text[] IS NULL OR j.queue = ANY ($1))
    AND NOT EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = j.queue)
  GROUP BY j.queue
  UNION ALL
-SELECT 'late', queue, min(lane), count(*), extract(epoch FROM statement_timestamp() - min(at))::float8, NULL, NULL, NULL
+SELECT 'late', queue, min(lane), count(*), extract(epoch FROM statement_timestamp() - min(at))::float8, NULL, NULL, NULL,
+       (SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+         WHERE l.relation = 'tenure.lanes'::regclass AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock')
+         ORDER BY a.xact_start LIMIT 1)
   FROM (SELECT queue, lane, at FROM (SELECT * FROM tenure.lane_wakes ORDER BY at LIMIT 10000) AS w
          UNION ALL
         SELECT queue, lane, next_at FROM (SELECT * FROM tenure.lanes WHERE next_at IS NOT NULL
@@ -44,7 +48,7 @@ SELECT 'late', queue, min(lane), count(*), extract(epoch FROM statement_timestam
  GROUP BY queue
  UNION ALL
 SELECT 'blocked', f.queue, f.lane, 0, extract(epoch FROM statement_timestamp() - f.due_at)::float8, holder.id,
-       holder.status = 'processing', extract(epoch FROM statement_timestamp() - holder.since)::float8
+       holder.status = 'processing', extract(epoch FROM statement_timestamp() - holder.since)::float8, NULL
   FROM full_ones f
   LEFT JOIN LATERAL (
        SELECT j.id, j.status, coalesce(j.started_at, j.scheduled_at) AS since

@@ -120,8 +120,8 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
                            keep_cancelled,tend_redrives}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
-                   unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel,put_lanes,adopt_jobs,remove_lanes,
-                           forget_lanes}'::text[])) AS function
+                   unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel,end_queued,put_lanes,adopt_jobs,
+                           remove_lanes,forget_lanes}'::text[])) AS function
      WHERE NOT coalesce((SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE'))
                            FROM pg_proc p JOIN house ON house.oid = p.pronamespace
                           WHERE p.proname = function.name), false)

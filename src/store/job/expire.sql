@@ -2,8 +2,9 @@
 --
 --   $1 ids: those that a claim has refused; NULL: those whose time has come  $2 row limit
 --
--- One row an ended job. A job that runs is left alone: if it comes back to the queue, its claim is refused.
--- The note of a job that another session has locked stays for the next look.
+-- One row an ended job. A job that runs is left alone: if it comes back to the queue, its claim is refused. Its note is
+-- put off by a minute at a time: a job that is suspended then may have no claim. The note of a job that another session
+-- has locked stays for the next look.
 -- Made of parts: `scripts/statement expire` prints it whole.
 WITH noted_down AS MATERIALIZED (
     SELECT e.at, e.job_id FROM tenure.job_expiries e
@@ -27,6 +28,11 @@ WITH noted_down AS MATERIALIZED (
      WHERE e.at = n.at AND e.job_id = n.job_id
        AND (n.job_id IN (SELECT id FROM locked)
             OR NOT EXISTS (SELECT FROM tenure.jobs j
-                            WHERE j.id = n.job_id AND j.status = 'queued' AND j.not_after <= statement_timestamp()))
+                            WHERE j.id = n.job_id AND j.not_after <= statement_timestamp()))
+), put_off AS (
+    UPDATE tenure.job_expiries e
+       SET at = statement_timestamp() + interval '1 minute'
+      FROM noted_down n JOIN tenure.jobs j ON j.id = n.job_id
+     WHERE e.at = n.at AND e.job_id = n.job_id AND j.status = 'processing' AND j.not_after <= statement_timestamp()
 )
 -- include job/parts/end_attempt.sql

@@ -2,6 +2,7 @@
 --
 --   $1 the most jobs of each queue  $2 whether to look for slots whose jobs ended unseen
 --
--- A last row without an id: there is more to do.
+-- A row without an id: the lanes of its queue could not be looked after, for the reason in clear_reason; without a
+-- queue: there is more to do.
 -- See migrations/functions/lanes/tend_lanes.sql.
 SELECT id, queue, kind, dispatch, clear_reason, trace_context FROM tenure.tend_lanes($1, $2)

@@ -8,6 +8,7 @@ use super::{Work, jittered};
 use crate::{
     config::Timing,
     nats::Nats,
+    observe::repeats,
     proof::fault,
     recover::{cron, lanes, relay},
     store::Store,
@@ -49,8 +50,10 @@ impl Relay {
 
     /// Releases what lanes may release.
     pub(super) async fn tend_lanes(&self, judge: bool) {
-        if let Err(error) = lanes::tend(&self.store, &self.nats, &self.stop, judge).await {
-            tracing::debug!(%error, "could not look after lanes; the worker will retry");
+        if let Err(error) = lanes::tend(&self.store, &self.nats, &self.stop, judge).await
+            && let Some(left_out) = repeats::tell("look after lanes", &error)
+        {
+            tracing::warn!(%error, left_out, "could not look after lanes; the worker will retry");
         }
     }
 }

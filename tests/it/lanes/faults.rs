@@ -134,6 +134,60 @@ async fn the_slot_of_a_live_job_is_not_given_away_though_a_worker_says_that_it_h
     }
 }
 
+/// One queue's lane is in another's open transaction, a second queue's look ends in an error, and a third has a lane with
+/// more wakes than a look sees.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_trouble_of_one_queues_lanes_is_no_other_queues() {
+    let bench = bench().await;
+    let names = ["open", "broken", "crowded", "good"].map(str::to_owned);
+    bench.tenure.setup(&names).await.unwrap();
+    for queue in &names {
+        bench.tenure.put_lanes(queue, Lanes::new().running(1)).await.unwrap();
+    }
+    let mut open = bench.pool.begin().await.unwrap();
+    sqlx::query("INSERT INTO tenure.lanes (queue, lane) VALUES ('open', 'new')")
+        .execute(&mut *open)
+        .await
+        .unwrap();
+    let held = bench.tenure.enqueue(JobRequest::new("crowded", "k", json!(0)).lane("held")).await.unwrap().id;
+    bench.execute("INSERT INTO tenure.lane_wakes (at, queue, lane) SELECT now() - interval '1 h', 'crowded', 'held' FROM generate_series(1, 5000)").await;
+    sqlx::query("SELECT FROM tenure.lanes WHERE lane = 'held' FOR UPDATE").execute(&mut *open).await.unwrap();
+    let refuses = "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+                   $$ BEGIN RAISE EXCEPTION 'on purpose'; END $$;
+                   CREATE TRIGGER refuse BEFORE INSERT ON tenure.lane_slots FOR EACH ROW
+                     WHEN (NEW.queue = 'broken') EXECUTE FUNCTION public.refuse()";
+    sqlx::raw_sql(refuses).execute(&bench.pool).await.unwrap();
+    // In transactions, which release nothing themselves.
+    let mut tx = bench.pool.begin().await.unwrap();
+    let mut ids = Vec::new();
+    for (queue, lane) in
+        [("open", "new"), ("open", "other"), ("broken", "a"), ("crowded", "b"), ("good", "a")]
+    {
+        let request = JobRequest::new(queue, "k", json!(1)).lane(lane);
+        ids.push(bench.tenure.enqueue(request).tx(&mut tx).await.unwrap().id);
+    }
+    tx.commit().await.unwrap();
+    let mut worker =
+        Child::spawn(bench.program(&["work", "open", "broken", "crowded", "good", "--exec", "true"]), "work");
+    for ran in [1, 3, 4] {
+        assert_eq!(bench.until_finished(ids[ran]).await.status, Status::Completed, "{ran}");
+    }
+    worker.until_log("on purpose").await;
+    worker.until_log("could not look after the lanes of a queue").await;
+    assert!(bench.count("tenure.lane_wakes WHERE lane = 'held'").await < 10, "one is left of five thousand");
+    // `doctor` names the session; its threshold is 20 s.
+    bench.execute("UPDATE tenure.lane_wakes SET at = at - interval '1 minute'").await;
+    let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut *open).await.unwrap();
+    let checks = bench.tenure.doctor(&tenure::doctor::DoctorOptions::default()).await;
+    let said = format!("{checks:?}");
+    assert!(said.contains(&format!("pg_terminate_backend({pid})")), "{said}");
+    open.rollback().await.unwrap();
+    bench.execute("DROP TRIGGER refuse ON tenure.lane_slots").await;
+    for id in ids.into_iter().chain([held]) {
+        assert_eq!(bench.until_finished(id).await.status, Status::Completed);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_is_cancelled_before_it_ran_gives_its_token_back() {
     let bench = bench().await;

@@ -305,6 +305,36 @@ async fn a_job_that_was_not_started_by_its_time_expires_and_says_so() {
     worker.stop().await;
 }
 
+/// It ran when its time came, and is suspended later: no claim would refuse it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_ran_at_its_time_and_is_suspended_expires() {
+    let bench = bench().await;
+    let gate = Arc::new(tokio::sync::Notify::new());
+    let held = gate.clone();
+    let handler = move |_: Value, ctx: JobContext| {
+        let held = held.clone();
+        async move {
+            held.notified().await;
+            ctx.sleep("an hour", Duration::from_secs(3600)).await
+        }
+    };
+    let worker = Worker::builder(&bench.tenure).handle_any(KindOptions::new().keepalive(), handler);
+    let worker = Running::start(worker.concurrency("q", 1));
+    let later = chrono::Utc::now() + chrono::TimeDelta::hours(1);
+    let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1)).not_after(later)).await.unwrap().id;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    // Its time has come, and a look has passed over it.
+    bench.execute("UPDATE tenure.jobs SET not_after = now()").await;
+    bench.execute("UPDATE tenure.job_expiries SET at = now()").await;
+    bench.until("EXISTS (SELECT FROM tenure.job_expiries WHERE at > now() + interval '30 s' AND at < now() + interval '2 min')").await;
+    gate.notify_one();
+    bench.until_count("tenure.jobs WHERE status = 'queued'", 1).await;
+    bench.execute("UPDATE tenure.job_expiries SET at = now()").await;
+    let job = bench.until_finished(id).await;
+    assert!(job.last_error.unwrap().contains("expired: not started by"));
+    worker.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn verify_finds_each_rule_of_lanes_that_is_broken() {
     let bench = bench().await;
