@@ -24,6 +24,8 @@ use crate::{
 const RUNNING_MAX: u32 = 10_000;
 /// The most tokens of a bucket, and the most of a second.
 const TOKENS_MAX: f64 = 1e6;
+/// A bucket holds a second's tokens divided by this, or more.
+const LOOKS_HOLD: f64 = 5.0;
 /// The longest time in which a rate counts.
 const PER_MAX: Duration = Duration::from_hours(24 * 366);
 /// The bounds of a weight.
@@ -74,7 +76,7 @@ impl Lanes {
         self
     }
 
-    /// The most jobs of a lane with a rate that start at once, after a pause.
+    /// The most jobs of a lane with a rate that start at once, after a pause: a fifth of a second's or more.
     pub fn burst(mut self, jobs: u32) -> Self {
         self.burst = Some(jobs);
         self
@@ -143,9 +145,13 @@ fn bucket(
                         to start no jobs, pause the queue";
         return wrong(names[0], format!("{jobs} in {}", written(per)), expected);
     }
-    let burst = f64::from(burst.unwrap_or(jobs));
-    if !(1.0..=TOKENS_MAX).contains(&burst) {
-        return wrong(names[1], burst.to_string(), "1 to 1000000");
+    // A full bucket loses tokens, and lanes are looked at ten times a second: two looks' tokens must have room.
+    let least = (a_second / LOOKS_HOLD).ceil().max(1.0);
+    let burst = burst.map_or(f64::from(jobs).max(least), f64::from);
+    if !(least..=TOKENS_MAX).contains(&burst) {
+        let expected =
+            "a fifth of the starts of a second or more, for the rate to be reached, and 1 to 1000000";
+        return wrong(names[1], burst.to_string(), expected);
     }
     Ok(Some((a_second, burst)))
 }

@@ -34,13 +34,11 @@ use tokio::{
 
 pub(crate) use async_nats::jetstream::consumer::PullConsumer;
 
-use super::{answers::Line, connect::Nats, message::Delivery};
+use super::{answers::Line, connect::Nats, gateway::LATE, message::Delivery};
 use crate::nats::slots::{Slot, Slots};
 
 /// The time for which the loop watches an idle consumer before it leaves its requests.
 const QUIET_FOR: Duration = Duration::from_millis(100);
-/// The longest delay of a request's last message after the request's end.
-const LATE: Duration = Duration::from_millis(1_500);
 /// The lifetime on the server of a request for more than one message, if queues share slots.
 const SHARED_LASTS: Duration = Duration::from_millis(250);
 /// How long a new inbox waits for the connection for answers. Without that one, each answer takes a look at the stream.

@@ -64,6 +64,7 @@ mod kinds;
 pub use activity::Unit;
 pub use audit::{AuditFilter, AuditRow};
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
+pub(crate) use call::Availability;
 pub use call::{Isolation, Store, StoreError};
 pub(crate) use cells::{BegunMove, Mark, Marked, ScheduleOfQueue};
 pub(crate) use dead::DeadLately;
@@ -308,6 +309,7 @@ statements! {
     HELD_FOR = "lane" "held_for";
     LANES_OVERDUE = "lane" "lanes_overdue";
     SWEEP_LANES = "lane" "sweep_lanes";
+    WAKE_LANES_AHEAD = "lane" "wake_lanes_ahead";
     LINK_JOBS = "group" "link_jobs";
     ADD_EDGES = "group" "add_edges";
     ADD_FOLLOWERS = "group" "add_followers";

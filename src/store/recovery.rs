@@ -9,7 +9,7 @@ use super::{
     ADD_MARK, CREATE_PARTITIONS, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, MEASURE_ALONE, NOTE_REFUSED,
     NOTE_WAITING, PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE,
     RESET_VANISHED, RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE,
-    TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
+    TAKE_OVER, TAKE_TURNS, WAKE_LANES_AHEAD, WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, Suspect, Suspects, Turns, due_jobs, ended},
     waiting::{
@@ -187,8 +187,10 @@ impl Store {
         stale_after: Duration,
         limit: i64,
     ) -> Result<Option<Gate>, StoreError> {
-        if self.rows(query(SCAN_DUE).bind(scan_every.as_secs_f64())).await?.is_empty() {
-            return Ok(None);
+        let due = self.rows(query(SCAN_DUE).bind(scan_every.as_secs_f64())).await?;
+        let Some(due) = due.first() else { return Ok(None) };
+        if due.try_get("is_ahead")? {
+            self.rows(query(WAKE_LANES_AHEAD)).await?;
         }
         let gate = query(SCAN_GATE).bind(scan_every.as_secs_f64()).bind(stale_after.as_secs_f64());
         let rows = self.rows_aside(SCANNED_WITHIN, gate.bind(limit)).await?;

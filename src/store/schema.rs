@@ -139,6 +139,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "lanes/remove_lanes"
     "lanes/sweep_lanes"
     "lanes/tend_lanes"
+    "lanes/wake_lanes_ahead"
     "quarantine/has_quarantines"
     "redrives/has_redrives"
     "redrives/note_redriven_ends"
@@ -187,6 +188,7 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "remove_lanes",
     "sweep_lanes",
     "tend_lanes",
+    "wake_lanes_ahead",
     "has_quarantines",
     "has_redrives",
     "redrive",

@@ -3,7 +3,7 @@
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::join_all};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{attempt::Attempts, topology::Topology};
@@ -11,11 +11,11 @@ use crate::{
     deliver::Deliver,
     job::claim::{Ack, Missed, ack_for},
     nats::{
-        Delivery, Nats, Pull, PullConsumer, Pulled,
+        Delivery, LATE, Nats, Pull, PullConsumer, Pulled,
         slots::{Slot, Slots},
     },
     observe::{health::Health, panics::Panics, repeats},
-    store::Store,
+    store::{Availability, Store},
 };
 
 /// The first and the longest pause before a missing consumer is asked for again; each pause doubles the one before.
@@ -66,19 +66,8 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
         let mut failures: u32 = 0;
         while !self.stop.is_cancelled() {
             if !database.borrow().up {
-                let reason = self.store.last_error();
-                if let Some(left_out) = repeats::tell(&format!("pull {}", self.name), &reason) {
-                    tracing::warn!(
-                        queue = self.name,
-                        reason,
-                        left_out,
-                        "Postgres is unavailable; the worker does not pull messages"
-                    );
-                }
-                self.lacks("Postgres is away");
-                tokio::select! {
-                    () = self.stop.cancelled() => break,
-                    up = database.wait_for(|now| now.up) => if up.is_err() { break },
+                if !self.until_up(&mut database, Duration::MAX).await {
+                    break;
                 }
                 self.lacks("not pulled again yet");
             }
@@ -87,7 +76,15 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
             let why = loop {
                 let pulled = tokio::select! { biased;
                     () = self.stop.cancelled() => break "stopping".into(),
-                    _ = database.wait_for(|now| !now.up) => break "Postgres is away".into(),
+                    _ = async { database.wait_for(|now| !now.up).await.is_ok() } => {
+                        // What has arrived is claimed as soon as Postgres is back. No other worker could get it sooner:
+                        // until then the requests last.
+                        if self.until_up(&mut database, self.pull_for + LATE).await {
+                            self.health.has(&queue_of(&self.name));
+                            continue;
+                        }
+                        break "Postgres is away".into();
+                    }
                     pulled = pull.next() => pulled,
                 };
                 match pulled {
@@ -129,6 +126,25 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                     self.look_after_stream().await;
                 }
             }
+        }
+    }
+
+    /// Waits until Postgres is back. Returns whether it is, within this time and before the worker stops.
+    async fn until_up(&self, database: &mut watch::Receiver<Availability>, within: Duration) -> bool {
+        let reason = self.store.last_error();
+        if let Some(left_out) = repeats::tell(&format!("pull {}", self.name), &reason) {
+            tracing::warn!(
+                queue = self.name,
+                reason,
+                left_out,
+                "Postgres is unavailable; the worker does not pull messages"
+            );
+        }
+        self.lacks("Postgres is away");
+        tokio::select! {
+            () = self.stop.cancelled() => false,
+            () = sleep(within) => false,
+            up = database.wait_for(|now| now.up) => up.is_ok(),
         }
     }
 
@@ -193,12 +209,11 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
         }
     }
 
-    /// Sends back the messages that were on their way to this worker.
+    /// Sends back the messages that were on their way to this worker. It requests none now: another one gets them.
     async fn nak_all(&self, pull: Pull) {
         let left = pull.stop().await;
-        let again = || ack_for(&Missed::Unanswered, 1);
-        for part in hand_back(&self.attempts.deliver, left, (!self.stop.is_cancelled()).then(again)).await {
-            part.receipt.send(again()).await;
+        for part in hand_back(&self.attempts.deliver, left, None).await {
+            part.receipt.send(ack_for(&Missed::Unanswered, 1)).await;
         }
     }
 }

@@ -40,6 +40,24 @@ async fn approval(_: Value, ctx: JobContext) -> Result<Value, JobError> {
     Ok(json!([approval, ctx.attempt()]))
 }
 
+/// Times of before lie an hour ahead.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_steps_back_neither_suspends_a_job_for_ever_nor_starts_it_again_and_again() {
+    let bench = bench().await;
+    let job = enqueue(&bench).await;
+    assert_eq!(bench.tenure.signal(job, "approved", &json!(1)).await.unwrap(), Signalled::Delivered);
+    let suspended = async |since: &str| -> f64 {
+        let since = format!("clock_timestamp() + interval '{since}'");
+        bench.value(&format!("SELECT tenure.suspended_for('{job}', '', 3600, {since})")).await
+    };
+    let none = 0.0..0.001;
+    assert!(none.contains(&suspended("-1 minute").await), "the event came after the attempt had begun");
+    assert!(none.contains(&suspended("1 hour").await), "the attempt began before the step");
+    bench.execute("UPDATE tenure.effects SET created_at = created_at + interval '1 hour'").await;
+    let lasts = suspended("-1 minute").await;
+    assert!((1.0..=30.0).contains(&lasts), "the event came before the step: {lasts}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_waits_holds_nothing_and_a_signal_runs_it_at_once() {
     let bench = bench().await;

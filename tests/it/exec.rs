@@ -282,14 +282,27 @@ async fn pids(folder: &std::path::Path) -> [i32; 2] {
 async fn a_command_does_not_outlive_a_worker_that_was_killed() {
     let bench = bench().await;
     let folder = folder(&bench);
-    let mut worker = work(&bench, &["--exec", &stubborn(&folder), "--keepalive"]);
+    let files = folder.join("tmp");
+    std::fs::create_dir_all(&files).unwrap();
+    let mut program = bench.program(&["work", "q", "--exec", &stubborn(&folder), "--keepalive"]);
+    program.env("TMPDIR", &files);
+    let mut worker = Child::spawn(program, "work");
     enqueue(&bench, "k", json!(1)).await;
     let pids = pids(&folder).await;
     assert!(pids.iter().all(|pid| alive(*pid)));
+    let left =
+        || std::fs::read_dir(&files).unwrap().flatten().map(|file| file.file_name()).collect::<Vec<_>>();
+    assert_eq!(left().len(), 2, "{:?}", left());
     worker.kill().await;
     // SIGTERM, which they ignore; 10 s later SIGKILL.
     for pid in pids {
         until_dead(pid, Duration::from_secs(14)).await;
+    }
+    // The guard, which ends right after them, removes what the worker cannot any more.
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while !left().is_empty() {
+        assert!(std::time::Instant::now() < deadline, "{:?}", left());
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

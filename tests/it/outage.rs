@@ -92,6 +92,54 @@ async fn postgres_is_restarted_in_the_middle_of_a_thousand_jobs() {
     }
 }
 
+/// With the timers of production: what was published meanwhile lies in the workers, or in the stream.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_published_while_postgres_restarts_starts_soon_after_its_return() {
+    let mut bench = bench_with_servers(|config| config.timing = tenure::Timing::default()).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let starts = std::sync::Arc::new(std::sync::Mutex::new(std::collections::HashMap::new()));
+    let build = || {
+        let starts = starts.clone();
+        let handler = move |n: serde_json::Value, _: JobContext| {
+            starts.lock().unwrap().entry(n.as_u64().unwrap()).or_insert_with(Instant::now);
+            async {}
+        };
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 20)
+    };
+    let workers = [Running::start(build()), Running::start(build())];
+    bench.until_count("tenure.workers", 2).await;
+    let mut published = Vec::new();
+    let (js, subject) = (bench.js.clone(), format!("{}.q.k", bench.config.subject_prefix));
+    let mut publish = async |lasts: Duration| {
+        let until = Instant::now() + lasts;
+        while Instant::now() < until {
+            let body = published.len().to_string().into();
+            js.publish(subject.clone(), body).await.unwrap().await.unwrap();
+            published.push(Instant::now());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        published.len()
+    };
+    let before = publish(Duration::from_secs(1)).await;
+    bench.own.as_mut().unwrap().postgres.stop();
+    publish(Duration::from_secs(2)).await;
+    bench.own.as_mut().unwrap().postgres.restart().unwrap();
+    let back = Instant::now();
+    let all = publish(Duration::from_secs(2)).await;
+    bench.until_count("tenure.job_history WHERE status = 'completed'", all.try_into().unwrap()).await;
+    let starts = starts.lock().unwrap().clone();
+    let mut waited: Vec<_> = (before..all)
+        .map(|n| starts[&(n as u64)].saturating_duration_since(back.max(published[n])))
+        .collect();
+    waited.sort_unstable();
+    let (median, longest) = (waited[waited.len() / 2], waited[waited.len() - 1]);
+    eprintln!("{} jobs: median {median:?}, longest {longest:?}", waited.len());
+    assert!(median < Duration::from_secs(3) && longest < Duration::from_secs(6), "{median:?}, {longest:?}");
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nats_is_restarted_in_the_middle_of_a_thousand_jobs() {
     let mut bench = bench_with_servers(steady).await;

@@ -187,6 +187,10 @@ async fn the_canary_is_awaited_and_the_others_keep_to_the_rate() {
     end(&bench, &out, "completed").await;
     bench.execute("UPDATE tenure.redrives SET paced_from = clock_timestamp() - interval '1 hour'").await;
     assert_eq!(tend(&bench).await, "21 11 1 running");
+    // A time ahead is of a clock that has stepped back: the rate counts from now.
+    bench.execute("UPDATE tenure.redrives SET paced_from = clock_timestamp() + interval '1 hour'").await;
+    assert_eq!(tend(&bench).await, "21 11 1 running");
+    assert_eq!(bench.count("tenure.redrives WHERE paced_from > clock_timestamp()").await, 0);
     assert!(bench.tenure.stop_redrive(begun.id).await.unwrap());
     assert!(!bench.tenure.stop_redrive(begun.id).await.unwrap());
     assert_eq!(tend(&bench).await, "21 11 1 cancelled");

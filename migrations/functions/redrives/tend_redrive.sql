@@ -38,8 +38,8 @@ BEGIN
         ELSE
             room := r.canary + floor(r.stop_at * r.completed)::bigint - out_now;
             IF r.rate IS NOT NULL THEN
-                -- What a gap has left out does not come all at once.
-                r.paced_from := greatest(r.paced_from,
+                -- What a gap has left out does not come all at once. A time ahead is of a clock that has stepped back.
+                r.paced_from := greatest(least(r.paced_from, clock_timestamp()),
                                          clock_timestamp() - greatest(5, 1 / r.rate) * interval '1 second');
                 room := least(room,
                               floor(r.rate * extract(epoch FROM clock_timestamp() - r.paced_from)::float8)::bigint);

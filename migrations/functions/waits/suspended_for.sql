@@ -1,6 +1,8 @@
 -- Returns for how many seconds a job is suspended whose attempt began at `since`: at most `longest`, and until the end
 -- of a sleep or of a wait that is recorded. 0, if an event or the last job of a step has come since then, of any
--- name: a handler may wait for several at once. 0, too, if it waits for nothing.
+-- name: a handler may wait for several at once. 0, too, if it waits for nothing, or if the attempt began ahead of the
+-- clock, which has stepped back: what came since then is not known. What came ahead of the clock, the attempt may have
+-- seen: it is suspended for half a minute.
 --
 --   name: the event or the step for which the attempt waits; empty: it sleeps
 --
@@ -9,12 +11,18 @@
 -- It runs with the caller's rights: a worker may read effects and edges.
 CREATE OR REPLACE FUNCTION tenure.suspended_for(job uuid, name text, longest float8, since timestamptz) RETURNS float8
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    moment CONSTANT timestamptz := clock_timestamp();
+    came   CONSTANT timestamptz := greatest(
+        (SELECT max(e.created_at) FROM tenure.effects e WHERE e.job_id = job AND e.step_kind = 'event'),
+        (SELECT max(s.ended_at)
+           FROM (SELECT max(d.ended_at) AS ended_at FROM tenure.job_edges d
+                  WHERE d.after = job AND d.step IS NOT NULL
+                  GROUP BY d.step HAVING bool_and(d.state IS NOT NULL)) s));
 BEGIN
-    IF EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = job AND e.step_kind = 'event' AND e.created_at >= since)
-       OR EXISTS (SELECT FROM tenure.job_edges d
-                   WHERE d.after = job AND d.step IS NOT NULL
-                   GROUP BY d.step
-                  HAVING bool_and(d.state IS NOT NULL) AND max(d.ended_at) >= since)
+    IF came > moment AND since <= moment THEN
+        longest := least(longest, 30);
+    ELSIF came >= since OR since > moment
        OR name <> ''
           AND NOT EXISTS (SELECT FROM tenure.effects e
                            WHERE e.job_id = job AND e.key = name AND e.step_kind = 'awaited')

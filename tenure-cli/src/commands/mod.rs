@@ -186,6 +186,8 @@ enum Command {
     ExecGuard {
         #[arg(long)]
         group_file: PathBuf,
+        #[arg(long)]
+        checkpoint_file: Option<PathBuf>,
         command: String,
     },
 }
@@ -547,8 +549,8 @@ enum CrashPolicy {
 /// Runs the program.
 pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Command::ExecGuard { group_file, command } = &cli.command {
-        return guard::run(command, group_file);
+    if let Command::ExecGuard { group_file, checkpoint_file, command } = &cli.command {
+        return guard::run(command, group_file, checkpoint_file.as_deref());
     }
     if init::is_needed(&cli.command) {
         return init::run();

@@ -20,7 +20,7 @@ use std::{
 
 use rustix::{
     io::ioctl_fionread,
-    process::{Pid, Signal, kill_process_group, test_kill_process_group},
+    process::{Pid, Signal, getppid, kill_process_group, test_kill_process_group},
     stdio::dup2_stdout,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,8 +36,16 @@ const SIGNAL_BASE: u8 = 128;
 
 /// Runs a command, and writes its process group to a file, so that the worker can end it if the guard is killed. Adds
 /// how many bytes the command has read when it has ended: a job of which it has read none can be given to another.
-pub(crate) fn run(command: &str, group_file: &Path) -> ExitCode {
-    match guard(command, group_file) {
+/// Removes the files of a worker that has died; a worker that lives does it itself.
+pub(crate) fn run(command: &str, group_file: &Path, checkpoint_file: Option<&Path>) -> ExitCode {
+    let worker = getppid();
+    let code = guard(command, group_file);
+    if getppid() != worker {
+        for file in std::iter::once(group_file).chain(checkpoint_file) {
+            fs::remove_file(file).ok();
+        }
+    }
+    match code {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("tenure: the command could not be run: {error}");

@@ -78,9 +78,18 @@ pub(crate) fn this_program() -> std::io::Result<PathBuf> {
 
 /// Starts the guard of a command. The guard starts the command with its first frame, and writes its process group to
 /// the file. An error is the fault of the worker's machine, not of the job.
-fn spawn(command: &str, group: &Path, environment: impl FnOnce(&mut Command)) -> std::io::Result<Child> {
+fn spawn(
+    command: &str,
+    group: &Path,
+    checkpoint: Option<&Path>,
+    environment: impl FnOnce(&mut Command),
+) -> std::io::Result<Child> {
     let mut guard = Command::new::<PathBuf>(this_program()?);
-    guard.args(["exec-guard", "--group-file"]).arg(group).args(["--", command]);
+    guard.args(["exec-guard", "--group-file"]).arg(group);
+    if let Some(checkpoint) = checkpoint {
+        guard.arg("--checkpoint-file").arg(checkpoint);
+    }
+    guard.args(["--", command]);
     environment(&mut guard);
     // Ctrl-C must reach only the worker, which then ends its commands in an orderly way.
     guard.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()
@@ -93,7 +102,7 @@ fn start(command: &str, ctx: &JobContext) -> std::io::Result<Started> {
         checkpoint.write_all(json.as_bytes())?;
     }
     let group = tempfile::NamedTempFile::with_prefix("tenure-group-")?;
-    let mut guard = spawn(command, group.path(), |guard| {
+    let mut guard = spawn(command, group.path(), Some(checkpoint.path()), |guard| {
         guard
             .env("TENURE_JOB_ID", ctx.id().to_string())
             .env("TENURE_QUEUE", ctx.queue())

@@ -304,7 +304,7 @@ struct Process {
 impl Process {
     fn start(command: &str) -> std::io::Result<Self> {
         let group = NamedTempFile::with_prefix("tenure-group-")?;
-        let mut guard = spawn(command, group.path(), |_| {})?;
+        let mut guard = spawn(command, group.path(), None, |_| {})?;
         let (Some(stdin), Some(stdout), Some(stderr)) =
             (guard.stdin.take(), guard.stdout.take(), guard.stderr.take())
         else {

@@ -134,6 +134,34 @@ async fn the_slot_of_a_live_job_is_not_given_away_though_a_worker_says_that_it_h
     }
 }
 
+/// The clock was an hour ahead until now: every time that says when to look at a lane again lies there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_whose_next_look_lies_an_hour_ahead_goes_on_after_the_next_scan() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".to_owned(), "o".to_owned()]).await.unwrap();
+    bench.tenure.put_lanes("q", Lanes::new().rate(2, SECOND).burst(1)).await.unwrap();
+    bench.tenure.put_lanes("o", Lanes::new().ordered()).await.unwrap();
+    let mut tx = bench.pool.begin().await.unwrap();
+    let mut ids = Vec::new();
+    for (queue, n) in [("q", 1), ("q", 2), ("q", 3), ("o", 1), ("o", 2)] {
+        let request = JobRequest::new(queue, "k", json!(n)).lane("a");
+        ids.push(bench.tenure.enqueue(request).tx(&mut tx).await.unwrap().id);
+    }
+    tx.commit().await.unwrap();
+    bench.execute("SELECT tenure.tend_lanes(10, true)").await;
+    for ahead in [
+        "UPDATE tenure.lanes SET next_at = now() + interval '1 h', turn = NULL, refilled_at = refilled_at + interval '1 h'",
+        "UPDATE tenure.lane_wakes SET at = at + interval '1 h'",
+        "UPDATE tenure.scanner_state SET last_scan_at = now() + interval '1 h'",
+    ] {
+        bench.execute(ahead).await;
+    }
+    let worker = Child::spawn(bench.program(&["work", "q", "o", "--exec", "true"]), "work");
+    for id in ids {
+        assert_eq!(bench.until_finished(id).await.status, Status::Completed, "{}", worker.log());
+    }
+}
+
 /// One queue's lane is in another's open transaction, a second queue's look ends in an error, and a third has a lane with
 /// more wakes than a look sees.
 #[tokio::test(flavor = "multi_thread")]
@@ -348,6 +376,8 @@ async fn a_lane_of_its_own_limit_follows_it_and_bad_settings_are_refused() {
             "rate is 5 in 0s, but must be at least 1 job, in a time above zero",
         ),
         (Lanes::new().burst(2), "burst is 2, but must be left out without a rate"),
+        (Lanes::new().rate(30, SECOND).burst(5), "burst is 5, but must be a fifth of the starts of a second"),
+        (Lanes::new().queue_rate(40, SECOND).queue_burst(1), "queue_burst is 1, but must be a fifth"),
         (Lanes::new().running(2).ordered(), "running is 2, but must be 1 or left out in ordered lanes"),
     ] {
         let said = message(bench.tenure.put_lanes("q", lanes).await.unwrap_err());
@@ -379,7 +409,7 @@ async fn a_lane_of_its_own_limit_follows_it_and_bad_settings_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_with_a_rate_goes_on_when_the_relay_dies() {
     let bench = bench_with(|config: &mut Config| config.timing.relay_every = Duration::from_millis(50)).await;
-    bench.tenure.put_lanes("q", Lanes::new().rate(20, SECOND).burst(1)).await.unwrap();
+    bench.tenure.put_lanes("q", Lanes::new().rate(20, SECOND).burst(4)).await.unwrap();
     let ledger = Ledger::default();
     let worker = Running::start(worker(&bench, &ledger, 4));
     bench.until("EXISTS (SELECT FROM tenure.turns WHERE turn = 'relay' AND until > clock_timestamp())").await;
