@@ -19,6 +19,22 @@ use crate::{
     store::{JobRow, groups::Signalled},
 };
 
+/// The fields of a job in a request: those that every one may have come first.
+const JOB_FIELDS: [&str; 11] = [
+    "kind",
+    "payload",
+    "max_attempts",
+    "lane",
+    "priority",
+    "tags",
+    "key",
+    "delay_ms",
+    "run_at",
+    "traceparent",
+    "v",
+];
+const OF_EVERY_JOB: usize = 6;
+
 /// The bytes of an answer that are not the output.
 const OVERHEAD: usize = 8_192;
 
@@ -53,8 +69,13 @@ impl From<EnqueueError> for Refusal {
     }
 }
 
-/// Reads what every request for a new job may have.
+/// Reads a job of a step, which has no field but these.
 pub(super) fn job_in(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
+    of.only(&JOB_FIELDS[..OF_EVERY_JOB])?;
+    every_job(queue, of)
+}
+
+fn every_job(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
     let kind: String = of.value("kind", "the name of a kind")?;
     let payload = of.raw("payload").unwrap_or_else(|| "null".to_owned());
     let mut job = JobRequest::from_json(queue, kind, payload);
@@ -73,7 +94,8 @@ pub(super) fn job_in(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal
 
 impl Gateway {
     pub(super) async fn enqueue(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
-        let mut job = job_in(queue, request)?;
+        request.only(&JOB_FIELDS)?;
+        let mut job = every_job(queue, request)?;
         if let Some(key) = request.optional::<String>("key", "a text")? {
             job = job.unique_key(key);
         }

@@ -127,7 +127,7 @@ impl<'b> Fields<'b> {
         })?;
         let fields = Self { at: String::new(), of };
         match fields.get("v").map(RawValue::get) {
-            Some("1") => Ok(fields),
+            Some("1" | "1.0") => Ok(fields),
             found => {
                 let found = found.map_or_else(|| "absent".to_owned(), shortened);
                 let message = format!("\"v\" is {found}, but this gateway speaks version {VERSION}");
@@ -203,6 +203,22 @@ impl<'b> Fields<'b> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let of = serde_json::from_str(value.get()).map_err(|_| self.wrong(name, "an object"))?;
         Ok(Some(Self { at: format!("{}{name}.", self.at), of }))
+    }
+
+    /// Refuses a field of another name: its sender counts on it.
+    pub(super) fn only(&self, known: &[&str]) -> Result<(), Refusal> {
+        let mut unknown: Vec<_> = self.names().filter(|name| !known.contains(name)).collect();
+        unknown.retain(|name| self.get(name).is_some());
+        unknown.sort_unstable();
+        match unknown.first() {
+            None => Ok(()),
+            Some(name) => Err(Refusal::bad(format!(
+                "\"{}{}\" is no field of a job; those are {}",
+                self.at,
+                shortened(name),
+                known.join(", ")
+            ))),
+        }
     }
 
     /// The names in this object.

@@ -155,7 +155,8 @@ impl Gateway {
             let bytes = stored_bytes(checkpoint);
             if bytes > most {
                 let expected = format!(
-                    "JSON of at most {most} bytes (TENURE_CHECKPOINT_BYTES_MAX), it has {bytes}; store results elsewhere"
+                    "JSON of at most {most} bytes (TENURE_CHECKPOINT_BYTES_MAX), it has {bytes}; store results \
+                     elsewhere"
                 );
                 return Err(entry.wrong("checkpoint", &expected));
             }

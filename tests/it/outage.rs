@@ -104,7 +104,8 @@ async fn what_is_published_while_postgres_restarts_starts_soon_after_its_return(
             starts.lock().unwrap().entry(n.as_u64().unwrap()).or_insert_with(Instant::now);
             async {}
         };
-        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 20)
+        // So many slots that the messages of the outage fill no request.
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 200)
     };
     let workers = [Running::start(build()), Running::start(build())];
     bench.until_count("tenure.workers", 2).await;

@@ -35,7 +35,8 @@ BEGIN
     ELSIF written ~ '[0-9]{255}[0-9]{54}'
           AND jsonb_path_exists(payload, 'strict $.** ? (@.type() == "number" && (@ > 1.7976931348623157e308 || '
                                          '@ < -1.7976931348623157e308))') THEN
-        RETURN ARRAY['the payload has a number beyond 1.8e308, which no worker can read', 'Write such a number as text.'];
+        RETURN ARRAY['the payload has a number beyond 1.8e308, which no worker can read',
+                     'Write such a number as text.'];
     ELSIF max_attempts NOT BETWEEN 1 AND 1000 OR max_attempts <> trunc(max_attempts) THEN
         RETURN ARRAY[format('max_attempts is %s, but must be a whole number from 1 to 1000', max_attempts),
                      'Leave it out for the default, 5.'];

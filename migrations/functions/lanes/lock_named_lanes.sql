@@ -6,7 +6,8 @@
 --
 -- Called by `admit` alone, with its rights, its search_path and its settings for plans.
 -- New lanes come first: a call that waits for another one's row must not hold any. A new lane that an open transaction
--- brings, too, is passed over after 50 ms. A row that is swept meanwhile has no slot; its wakes stay. The calls for a queue with a rate of its own go one at a time: they share the queue's tokens.
+-- brings, too, is passed over after 50 ms. A row that is swept meanwhile has no slot; its wakes stay. The calls for a
+-- queue with a rate of its own go one at a time: they share the queue's tokens.
 CREATE OR REPLACE FUNCTION tenure.lock_named_lanes(of text, names text[], is_patient boolean) RETURNS text[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

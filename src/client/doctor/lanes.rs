@@ -68,7 +68,7 @@ fn about(seen: &LanesSeen) -> Option<Check> {
             match pid {
                 Some(pid) => check.advise(format!(
                     "{start}; session {pid} of Postgres has written to lanes in a transaction that is open: end that \
-                     transaction, or the session: `SELECT pg_terminate_backend({pid})`"
+                     transaction, or the session by pg_terminate_backend({pid})"
                 )),
                 None => check.advise(start),
             }

@@ -123,8 +123,8 @@ fn about_server(server: &PostgresSeen, url: &str) -> Vec<Check> {
     } else {
         let found = format!("default_transaction_isolation is {:?}", server.isolation);
         Check::wrong("isolation", found).advise(format!(
-            "ALTER ROLE {} SET default_transaction_isolation = 'read committed', and restart: otherwise Postgres refuses \
-             statements that meet others (40001), and workers take that for an outage",
+            "ALTER ROLE {} SET default_transaction_isolation = 'read committed', and restart: otherwise Postgres \
+             refuses statements that meet others (40001), and workers take that for an outage",
             server.role
         ))
     };

@@ -55,7 +55,9 @@ impl Gate {
         let client = self.access.client(peer, headers);
         let jar = CookieJar::from_headers(headers);
         let sent = |name: &str| jar.get(name).map(|is| is.value().to_owned());
-        self.access.who(client, headers, what, sent).inspect_err(|why| self.log(why, client, peer, path))
+        let who = self.access.who(client, headers, what, sent);
+        let who = who.inspect_err(|why| self.log(why, client, peer, path))?;
+        Ok(Who { client: format!("{} {client}", who.name), ..who })
     }
 
     /// The challenge for a browser or a program without credentials.

@@ -4,6 +4,7 @@
 mod gate;
 mod guesses;
 mod known;
+mod places;
 mod scope;
 mod users;
 
@@ -26,6 +27,7 @@ pub(crate) use gate::Gate;
 use guesses::{Guesser, Guesses, Met, NotSignedIn};
 use known::Cookies;
 pub(crate) use known::Remember;
+pub(crate) use places::{Full, Place, Places};
 pub(crate) use scope::Scope;
 use scope::{ACTORS, VIEWERS};
 use tenure::internals::{Serve, duration::written};
@@ -105,12 +107,14 @@ pub(crate) struct Who {
     pub(crate) looks: Scope,
     /// The cookie that the browser shall hold from now on.
     pub(crate) remember: Option<Remember>,
+    /// The name and the address: what one client may take at once is counted by it.
+    pub(crate) client: String,
 }
 
 impl Who {
     fn person(name: impl Into<String>) -> Self {
         let (scope, looks) = (Scope::default(), Scope::default());
-        Self { name: name.into(), only_looks: None, scope, looks, remember: None }
+        Self { name: name.into(), only_looks: None, scope, looks, remember: None, client: String::new() }
     }
 
     fn viewer(name: impl Into<String>, why: impl Into<String>) -> Self {

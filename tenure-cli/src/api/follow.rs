@@ -13,13 +13,13 @@ use axum::{
 };
 use futures::StreamExt as _;
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     time::{sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Api, Failure, Id, failure::MOMENT_S, jobs, jobs::shown, query::Query};
-use crate::access::{Who, digest};
+use crate::access::{Full, Place, Who, digest};
 use tenure::{
     JobId, Tenure,
     jobs::WaitError,
@@ -40,13 +40,16 @@ const READ_WITHIN: Duration = Duration::from_secs(30);
 const AGAIN_AFTER: Duration = Duration::from_secs(3);
 
 /// Takes one of the places of those that wait or watch.
-fn place(api: &Api) -> Result<OwnedSemaphorePermit, Failure> {
-    let busy = |_| {
-        let message =
-            format!("{} requests wait for jobs or watch them, the most at once", super::FOLLOWED_MAX);
+fn place(api: &Api, who: &Who) -> Result<Place, Failure> {
+    let busy = |full| {
+        let (of, most) = match full {
+            Full::OfAll(most) => ("", most),
+            Full::OfOne(most) => (" of this client", most),
+        };
+        let message = format!("{most} requests{of} wait for jobs or watch them, the most at once");
         Failure::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message).retry_after(MOMENT_S)
     };
-    api.followed.clone().try_acquire_owned().map_err(busy)
+    api.followed.take(&who.client).map_err(busy)
 }
 
 /// The program is ending.
@@ -68,7 +71,7 @@ pub(super) async fn wait(
         humantime::parse_duration(text).ok().filter(|within| *within <= WAIT_MAX)
     })?;
     let within = within.unwrap_or(WAIT);
-    let _place = place(&api)?;
+    let _place = place(&api, &who)?;
     let waits = api.read(|api| async move {
         let (tenure, job) = api.tenures.find(id, &who.looks).await?;
         if job.status.is_finished() { Ok(job) } else { ended(tenure, id, within).await }
@@ -102,7 +105,7 @@ pub(super) async fn watch(
 ) -> Result<Response, Failure> {
     Query::read(query.as_deref(), &[])?;
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let place = place(&api)?;
+    let place = place(&api, &who)?;
     let read = |api: Arc<Api>| async move {
         let (tenure, job) = api.tenures.find(id, &who.looks).await?;
         Ok((job, tenure.clone()))

@@ -36,15 +36,16 @@ use tokio_util::{
 
 pub(crate) use self::tenures::Part;
 use self::{failure::Failure, tenures::Tenures};
-use crate::access::{For, Gate, Who, is_of_this_site};
+use crate::access::{For, Gate, Places, Who, is_of_this_site};
 use tenure::{JobId, cells::Cells, internals::Parts as _};
 
 /// The document that describes the API.
 const OPENAPI: &str = include_str!("openapi.json");
 /// Where the document says that the API is.
 const AT: &str = "\"url\": \"/api/v1\"";
-/// The most requests that wait for jobs or watch them at once.
-const FOLLOWED_MAX: usize = 100;
+/// The most requests that wait for jobs or watch them at once, and the most of one client: it may be a whole web site.
+const FOLLOWED_MAX: usize = 200;
+const FOLLOWED_OF_ONE: usize = 100;
 /// The most lists that are read at once: each may hold many payloads.
 const LISTED_MAX: usize = 4;
 /// How long the responses of those that wait or watch may take when the program ends, also on a busy machine.
@@ -63,7 +64,7 @@ struct Api {
     payload_bytes_max: usize,
     /// The runtime of the connections, which does the work.
     main: Handle,
-    followed: Arc<Semaphore>,
+    followed: Arc<Places>,
     listed: Semaphore,
     closing: Closing,
 }
@@ -127,7 +128,7 @@ pub(crate) fn router(parts: Vec<Part>, cells: Option<Cells>, gate: Arc<Gate>) ->
         shows_payloads: serve.shows_payloads,
         payload_bytes_max: config.payload_bytes_max,
         main: Handle::current(),
-        followed: Arc::new(Semaphore::new(FOLLOWED_MAX)),
+        followed: Places::new(FOLLOWED_MAX, FOLLOWED_OF_ONE),
         listed: Semaphore::new(LISTED_MAX),
         closing: closing.clone(),
         tenures: Tenures::new(parts, cells),

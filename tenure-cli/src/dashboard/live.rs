@@ -37,12 +37,13 @@ const LATE_AFTER: Duration = Duration::from_secs(3);
 const READ_WITHIN: Duration = Duration::from_secs(30);
 /// The data of an event whose name says it all: a browser ignores an event without data.
 const NOTHING: &str = "{}";
-/// The most pages to follow at once.
-pub(super) const STREAMS_MAX: usize = 100;
+/// The most pages to follow at once, and the most of one client.
+pub(super) const STREAMS_MAX: usize = 200;
+pub(super) const STREAMS_OF_ONE: usize = 50;
 
 /// Follows a page until its viewer leaves.
 pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
-    let Ok(permit) = view.streams.clone().try_acquire_owned() else {
+    let Ok(place) = view.streams.take(&ask.client) else {
         return Failure::Busy.into_response();
     };
     let (sender, receiver) = mpsc::channel(4);
@@ -51,9 +52,9 @@ pub(super) fn stream(view: Arc<View>, ask: Ask) -> Response {
         // It ends when the viewer has left, or does not read.
         follow(&view, &ask, Viewer::of(sender)).await;
     });
-    // The permit lives as long as the response.
+    // The place is taken for as long as the response lasts.
     let events = ReceiverStream::new(receiver).map(move |event| {
-        let _held = &permit;
+        let _held = &place;
         Ok::<_, Infallible>(event)
     });
     let mut response = Sse::new(events)

@@ -57,7 +57,7 @@ use axum::{
 };
 use axum_extra::extract::cookie::{Cookie, CookieJar, SameSite};
 use sha2::{Digest, Sha256};
-use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
+use tokio::{runtime::Handle, time::timeout};
 use uuid::Uuid;
 
 use cells::Cell;
@@ -70,7 +70,7 @@ pub(crate) use schedule::{UNSERVED, state as schedule_state};
 use selections::Selections;
 use shared::Shared;
 
-use crate::access::{self, For, Gate, Refused, Remember, Scope, Who};
+use crate::access::{self, For, Gate, Places, Refused, Remember, Scope, Who};
 use tenure::{
     Health, StoreError, Tenure,
     internals::{Parts as _, chained, duration::written},
@@ -113,6 +113,9 @@ const SAID_MAX: usize = 700;
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// The same for a search, which may be what takes too long.
 const SEARCH_AGAIN_AFTER: Duration = Duration::from_secs(30);
+/// The most searches at once, and the most of one client: each may read a table for as long as a statement may take.
+const SEARCHES_MAX: usize = 16;
+const SEARCHES_OF_ONE: usize = 4;
 
 /// A tenure to serve, and its health.
 #[derive(Debug, Clone)]
@@ -172,7 +175,8 @@ struct View {
     log_url: Option<String>,
     /// The runtime of the connections, which renders every page.
     main: Handle,
-    streams: Arc<Semaphore>,
+    streams: Arc<Places>,
+    searches: Arc<Places>,
     figures: Arc<Figures>,
 }
 
@@ -218,6 +222,15 @@ struct Ask {
     said: Option<(bool, String)>,
     /// Whether the page is followed: then its constant parts are not read again.
     is_live: bool,
+    /// Whose request it is, to count by.
+    client: String,
+}
+
+impl Ask {
+    /// Whether the page reads more than an index has.
+    fn searches(&self) -> bool {
+        self.query.has("q") || self.query.has("error")
+    }
 }
 
 /// Why a request fails.
@@ -303,7 +316,8 @@ pub(crate) fn router(served: &[Served], gate: Arc<Gate>, metrics: MethodRouter) 
     // These settings are the process's: all cells have the same.
     let serve = &first.tenure.config().serve;
     let top = (served.len() > 1).then(|| serve.base_path.clone());
-    let streams = Arc::new(Semaphore::new(live::STREAMS_MAX));
+    let streams = Places::new(live::STREAMS_MAX, live::STREAMS_OF_ONE);
+    let searches = Places::new(SEARCHES_MAX, SEARCHES_OF_ONE);
     let viewers = |of: &Served| {
         let cell = of.tenure.config().cell.clone();
         let base = match (&top, &cell) {
@@ -323,6 +337,7 @@ pub(crate) fn router(served: &[Served], gate: Arc<Gate>, metrics: MethodRouter) 
             log_url: serve.log_url.clone(),
             main: Handle::current(),
             streams: streams.clone(),
+            searches: searches.clone(),
             figures: Arc::default(),
         }
     };
@@ -450,6 +465,7 @@ async fn answer(
         once: Uuid::new_v4().simple().to_string(),
         said: None,
         is_live: false,
+        client: who.client.clone(),
     };
     if matches!(method, Method::GET | Method::HEAD)
         && let Some(turned_away) = look::turned_away(&view, &ask, &who)
@@ -513,9 +529,16 @@ async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
         let (is_done, text) = said.value().split_once('-')?;
         Some((is_done == "1", params::decoded(text)))
     });
-    let rendered = {
-        let (view, ask) = (view.clone(), ask.clone());
-        view.main.clone().spawn(async move { page(&view, &ask).await }).await
+    let rendered = match ask.searches().then(|| view.searches.take(&ask.client)).transpose() {
+        Err(_) => Ok(Err(Failure::Busy)),
+        Ok(place) => {
+            let (main, view, ask) = (view.main.clone(), view.clone(), ask.clone());
+            let rendering = async move {
+                let _place = place;
+                page(&view, &ask).await
+            };
+            main.spawn(rendering).await
+        }
     };
     let mut response = match rendered {
         Ok(Ok(page)) => html(StatusCode::OK, page::layout(&view, &ask, &page)),
@@ -523,8 +546,7 @@ async fn show(view: Arc<View>, mut ask: Ask, jar: CookieJar) -> Response {
             let mut response = failed(&view, &ask, &failure);
             if response.status() == StatusCode::SERVICE_UNAVAILABLE {
                 // Every browser heeds it, with or without a script.
-                let searches = ask.query.has("q") || ask.query.has("error");
-                let again = if searches { SEARCH_AGAIN_AFTER } else { AGAIN_AFTER };
+                let again = if ask.searches() { SEARCH_AGAIN_AFTER } else { AGAIN_AFTER };
                 response.headers_mut().insert(header::REFRESH, again.as_secs().into());
             }
             response

@@ -14,7 +14,7 @@ use tenure::{
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
     sync::Semaphore,
     time::timeout,
 };
@@ -41,7 +41,13 @@ struct Event {
 
 impl Events {
     async fn open(address: SocketAddr, path: &str, headers: &str) -> Self {
-        let mut stream = TcpStream::connect(address).await.unwrap();
+        Self::open_from("127.0.0.1", address, path, headers).await
+    }
+
+    async fn open_from(client: &str, address: SocketAddr, path: &str, headers: &str) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{client}:0").parse().unwrap()).unwrap();
+        let mut stream = socket.connect(address).await.unwrap();
         let request = format!("GET /api/v1{path} HTTP/1.1\r\nHost: {address}\r\n{headers}\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut lines = BufReader::new(stream).lines();
@@ -235,8 +241,9 @@ async fn streams_have_a_limit_and_a_client_that_leaves_frees_its_place_at_once()
         assert_eq!((refused.status(), refused.code()), (503, "busy"), "{path}");
         assert!(refused.answer.header("retry-after").is_some());
     }
-    // What is not followed has its answer.
+    // What is not followed has its answer, and another client still has its places.
     assert_eq!(api.get(&format!("/jobs/{job}")).await.status(), 200);
+    assert_eq!(Events::open_from("127.0.0.2", api.dashboard.address, &path, "").await.status, 200);
     assert_eq!(api.dashboard.get("/readyz").await.status, 200);
 
     drop(open.pop());

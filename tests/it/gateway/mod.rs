@@ -332,6 +332,16 @@ async fn a_wrong_request_is_refused_by_name_and_changes_nothing() {
     ] {
         assert_eq!(worker.raw("w.q.take", body).await["error"]["code"], json!(code), "{body}");
     }
+    // A producer counts on each field of its job.
+    let unknown = r#"{"v":1.0,"kind":"k","lane":null,"not_after":"2020-01-01T00:00:00Z"}"#;
+    let answer = worker.raw("p.q.enqueue", unknown).await;
+    assert_eq!(answer["error"]["code"], json!("bad_request"), "{answer}");
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .unwrap()
+            .starts_with("\"not_after\" is no field of a job; those are ")
+    );
     let versions = &worker.raw("w.q.take", "{\"v\":99}").await["error"]["versions"];
     assert_eq!(*versions, json!([1]));
     let name = json!({"v": 1, "worker": "a.b", "slots": 1, "kinds": all()}).to_string();
@@ -526,7 +536,11 @@ async fn a_cancellation_reaches_the_worker_within_a_second() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_payload_comes_in_parts() {
-    let bench = bench_with(|config| config.payload_bytes_max = 8 << 20).await;
+    let bench = bench_with(|config| {
+        faults::patient(config);
+        config.payload_bytes_max = 8 << 20;
+    })
+    .await;
     let _gateway = gateway(&bench);
     let worker = Foreign::start(&bench, "one").await;
     // Characters of several bytes, and ones that JSON escapes twice.

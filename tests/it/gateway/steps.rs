@@ -215,7 +215,11 @@ async fn jobs_of_a_job_run_before_it_goes_on_and_stay_in_its_queue() {
     let parent = JobRequest::new("q", "parent", json!(null));
     let group = bench.tenure.group([parent]).then(JobRequest::new("q", "after", json!(null))).await.unwrap();
     let first = worker.one().await;
-    let jobs = json!({"jobs": [{"kind": "part", "payload": 3, "queue": "other"}, {"kind": "part", "payload": 1, "max_attempts": 1}]});
+    let elsewhere = json!({"jobs": [{"kind": "part", "queue": "other"}]});
+    let refused = worker.ask("all", call(&first, "parts", elsewhere)).await;
+    assert_eq!(refused["error"]["code"], json!("bad_request"), "{refused}");
+    let jobs =
+        json!({"jobs": [{"kind": "part", "payload": 3}, {"kind": "part", "payload": 1, "max_attempts": 1}]});
     for _ in 0..2 {
         let all = worker.ok("all", call(&first, "parts", jobs.clone())).await;
         assert_eq!(all, json!({"ended": false}), "asked again, it enqueues none again");

@@ -148,7 +148,11 @@ async fn a_lane_whose_next_look_lies_an_hour_ahead_goes_on_after_the_next_scan()
         ids.push(bench.tenure.enqueue(request).tx(&mut tx).await.unwrap().id);
     }
     tx.commit().await.unwrap();
+    // The first ones end, and free their lanes unseen.
     bench.execute("SELECT tenure.tend_lanes(10, true)").await;
+    assert_eq!(bench.execute("DELETE FROM tenure.jobs WHERE publish_at IS NULL").await, 2);
+    bench.execute("DELETE FROM tenure.lane_slots").await;
+    let left: Vec<_> = [ids[1], ids[2], ids[4]].into();
     for ahead in [
         "UPDATE tenure.lanes SET next_at = now() + interval '1 h', turn = NULL, refilled_at = refilled_at + interval '1 h'",
         "UPDATE tenure.lane_wakes SET at = at + interval '1 h'",
@@ -157,7 +161,7 @@ async fn a_lane_whose_next_look_lies_an_hour_ahead_goes_on_after_the_next_scan()
         bench.execute(ahead).await;
     }
     let worker = Child::spawn(bench.program(&["work", "q", "o", "--exec", "true"]), "work");
-    for id in ids {
+    for id in left {
         assert_eq!(bench.until_finished(id).await.status, Status::Completed, "{}", worker.log());
     }
 }
