@@ -71,7 +71,12 @@ impl From<EnqueueError> for Refusal {
 
 /// Reads a job of a step, which has no field but these.
 pub(super) fn job_in(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
-    of.only(&JOB_FIELDS[..OF_EVERY_JOB])?;
+    let mut known = JOB_FIELDS[..OF_EVERY_JOB].to_vec();
+    known.push("queue");
+    of.only(&known)?;
+    if of.optional::<String>("queue", "a text")?.is_some_and(|named| named != queue) {
+        return Err(of.wrong("queue", "the queue of the job itself, or absent"));
+    }
     every_job(queue, of)
 }
 

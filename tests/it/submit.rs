@@ -39,7 +39,7 @@ async fn an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_work
         ("empty", &[], vec![]),
         ("NUL", &[], br#"{"a": "\u0000"}"#.to_vec()),
         ("deep", &[], deep.into_bytes()),
-        ("too large", &[], vec![b' '; 300_000]),
+        ("too large", &[], format!("\"{}\"", "x".repeat(299_998)).into_bytes()),
         // 200 bytes here, 327,660 in Postgres.
         ("grows", &[], format!("[{}1]", "1e-16383,".repeat(20)).into_bytes()),
         ("bad attempts", &[("Tenure-Max-Attempts", "many")], b"{}".to_vec()),

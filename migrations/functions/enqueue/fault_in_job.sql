@@ -28,11 +28,11 @@ BEGIN
     ELSIF octet_length(written) > most::bigint THEN
         RETURN ARRAY[format('the payload has %s bytes, but at most %s are allowed', octet_length(written), most),
                      of_limit];
-    ELSIF length(written) - length(translate(written, '[{', '')) > 127
+    ELSIF octet_length(written) > 254 AND length(written) - length(translate(written, '[{', '')) > 127
           AND jsonb_path_exists(payload, 'strict $.**{127} ? (@.type() == "array" || @.type() == "object")') THEN
         RETURN ARRAY['the payload has more than 127 levels, which no worker can read',
                      'Make it flatter, or put the inner part in as a text of JSON.'];
-    ELSIF written ~ '[0-9]{255}[0-9]{54}'
+    ELSIF octet_length(written) > 308 AND written ~ '[0-9]{255}[0-9]{54}'
           AND jsonb_path_exists(payload, 'strict $.** ? (@.type() == "number" && (@ > 1.7976931348623157e308 || '
                                          '@ < -1.7976931348623157e308))') THEN
         RETURN ARRAY['the payload has a number beyond 1.8e308, which no worker can read',

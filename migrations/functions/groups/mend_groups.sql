@@ -3,8 +3,8 @@
 -- after this one, in order of id. Returns the last one, or NULL after the end.
 --
 -- src/store/group/mend_groups.sql calls it: the worker with the turn, from the start again after the end.
--- A lost answer costs a second look. Of the edges of one follower, a call looks at some, from a place that it draws: a
--- follower with 200,000 edges costs as much as others, and each of its edges is looked at sooner or later.
+-- A lost answer costs a second look. Of the edges of one follower, a call looks at some, from a place that it draws,
+-- and one call of fifty at all: a follower with 200,000 edges costs about as much as others.
 -- SECURITY DEFINER: a worker may write neither notes nor edges.
 -- A note too many does no harm: the look that it asks for decides. So two calls at once may note the same end twice.
 CREATE OR REPLACE FUNCTION tenure.mend_groups(after_follower uuid, most int) RETURNS uuid
@@ -16,7 +16,6 @@ DECLARE
     last_follower uuid;
     followers     uuid[];
     noted_jobs    uuid[];
-    edges_of_each int;
     looked_at     tid[];
 BEGIN
     -- Those that are still to start, or may come back.
@@ -40,18 +39,7 @@ BEGIN
         RETURNING d.before
     )
     INSERT INTO tenure.group_ends (job_id, ended_as) SELECT before, 'completed' FROM reopened;
-    edges_of_each := greatest(25, 5000 / greatest(1, cardinality(followers)));
-    looked_at := ARRAY(
-        SELECT e.place
-          FROM unnest(followers) AS f(id)
-         CROSS JOIN LATERAL (SELECT min(d.n) AS first, max(d.n) AS last FROM tenure.job_edges d WHERE d.after = f.id) r
-         CROSS JOIN LATERAL (
-               SELECT d.ctid AS place FROM tenure.job_edges d
-                WHERE d.after = f.id
-                  AND d.n >= CASE WHEN r.last - r.first < edges_of_each THEN r.first
-                                  ELSE r.first - edges_of_each
-                                       + floor(random() * (r.last - r.first + edges_of_each + 1))::bigint END
-                ORDER BY d.n LIMIT edges_of_each) e);
+    looked_at := tenure.edges_to_mend(followers);
     -- Opens the edges of a failed job that is live again.
     UPDATE tenure.job_edges d SET state = NULL, ended_at = NULL
      WHERE d.ctid = ANY (looked_at) AND d.after = ANY (followers) AND d.state = 'failed'

@@ -6,29 +6,21 @@
 --
 -- Called by `admit` alone, with its rights, its search_path and its settings for plans.
 -- New lanes come first: a call that waits for another one's row must not hold any. A new lane that an open transaction
--- brings, too, is passed over after 50 ms. A row that is swept meanwhile has no slot; its wakes stay. The calls for a
--- queue with a rate of its own go one at a time: they share the queue's tokens.
+-- brings, too, is passed over if the call is not patient. A row that is swept meanwhile has no slot; its wakes stay.
+-- The calls for a queue with a rate of its own go one at a time: they share the queue's tokens.
 CREATE OR REPLACE FUNCTION tenure.lock_named_lanes(of text, names text[], is_patient boolean) RETURNS text[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    new_lane text;
+    new_lanes text[];
 BEGIN
-    IF NOT is_patient THEN
-        PERFORM set_config('lock_timeout', '50ms', true);
+    new_lanes := ARRAY(SELECT n FROM unnest(names) AS n
+                        WHERE NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = of AND l.lane = n)
+                        ORDER BY n);
+    IF is_patient THEN
+        INSERT INTO tenure.lanes (queue, lane) SELECT of, n FROM unnest(new_lanes) AS n ON CONFLICT DO NOTHING;
+    ELSIF new_lanes <> '{}' THEN
+        PERFORM tenure.create_free_lanes(of, new_lanes);
     END IF;
-    FOR new_lane IN
-        SELECT n FROM unnest(names) AS n
-         WHERE NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = of AND l.lane = n)
-         ORDER BY n
-    LOOP
-        BEGIN
-            INSERT INTO tenure.lanes (queue, lane) VALUES (of, new_lane) ON CONFLICT DO NOTHING;
-        EXCEPTION WHEN lock_not_available THEN
-            IF is_patient THEN
-                RAISE;
-            END IF;
-        END;
-    END LOOP;
     -- Settings are read from here on, not earlier: `put_lanes` changes them while no call has touched tenure.lanes.
     IF EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = of AND s.queue_rate IS NOT NULL) THEN
         IF is_patient THEN

@@ -17,6 +17,7 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     moment        CONSTANT timestamptz := clock_timestamp();
     lanes_at_once CONSTANT int := 200;
+    lanes_of_each CONSTANT int := 20;
     woken_queues  text[];
     woken_lanes   text[];
     has_more      boolean;
@@ -31,10 +32,25 @@ BEGIN
                              WHERE w.at <= moment AND w.job_id IS NULL ORDER BY w.at, w.id LIMIT 2000) w) w
              ORDER BY random() LIMIT lanes_at_once) w;
     FOR of IN
-        WITH looks (queue, lane) AS (
+        WITH due (queue, lane) AS MATERIALIZED (
+            SELECT queue, lane FROM tenure.lanes WHERE next_at <= moment ORDER BY next_at LIMIT lanes_at_once
+        ), looks (queue, lane) AS (
             SELECT * FROM unnest(woken_queues, woken_lanes)
              UNION
-            (SELECT queue, lane FROM tenure.lanes WHERE next_at <= moment ORDER BY next_at LIMIT lanes_at_once)
+            SELECT * FROM due
+             UNION
+            -- A queue whose lanes cannot be looked after keeps its wakes and times: the others have a few each.
+            SELECT s.queue, k.lane FROM tenure.lane_settings s
+             CROSS JOIN LATERAL (SELECT w.lane FROM tenure.lane_wakes w
+                                  WHERE w.queue = s.queue AND w.job_id IS NULL AND w.at <= moment
+                                  LIMIT lanes_of_each) k
+             WHERE has_more
+             UNION
+            SELECT s.queue, k.lane FROM tenure.lane_settings s
+             CROSS JOIN LATERAL (SELECT l.lane FROM tenure.lanes l
+                                  WHERE l.queue = s.queue AND l.next_at <= moment
+                                  LIMIT lanes_of_each) k
+             WHERE (SELECT count(*) FROM due) = lanes_at_once
              UNION
             (SELECT sl.queue, sl.lane FROM tenure.lane_slots sl
               WHERE judge

@@ -39,6 +39,7 @@ SELECT 'none', j.queue, min(j.lane), count(*), NULL, NULL, NULL, NULL, NULL
 SELECT 'late', queue, min(lane), count(*), extract(epoch FROM statement_timestamp() - min(at))::float8, NULL, NULL, NULL,
        (SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid)
          WHERE l.relation = 'tenure.lanes'::regclass AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock')
+           AND a.datname = current_database() AND (a.xact_start > statement_timestamp() - interval '2 seconds') IS NOT TRUE
          ORDER BY a.xact_start LIMIT 1)
   FROM (SELECT queue, lane, at FROM (SELECT * FROM tenure.lane_wakes ORDER BY at LIMIT 10000) AS w
          UNION ALL

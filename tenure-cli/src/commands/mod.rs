@@ -185,6 +185,8 @@ enum Command {
     #[command(hide = true)]
     ExecGuard {
         #[arg(long)]
+        worker: i32,
+        #[arg(long)]
         group_file: PathBuf,
         #[arg(long)]
         checkpoint_file: Option<PathBuf>,
@@ -549,8 +551,8 @@ enum CrashPolicy {
 /// Runs the program.
 pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Command::ExecGuard { group_file, checkpoint_file, command } = &cli.command {
-        return guard::run(command, group_file, checkpoint_file.as_deref());
+    if let Command::ExecGuard { worker, group_file, checkpoint_file, command } = &cli.command {
+        return guard::run(command, *worker, group_file, checkpoint_file.as_deref());
     }
     if init::is_needed(&cli.command) {
         return init::run();

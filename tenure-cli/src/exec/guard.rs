@@ -37,10 +37,9 @@ const SIGNAL_BASE: u8 = 128;
 /// Runs a command, and writes its process group to a file, so that the worker can end it if the guard is killed. Adds
 /// how many bytes the command has read when it has ended: a job of which it has read none can be given to another.
 /// Removes the files of a worker that has died; a worker that lives does it itself.
-pub(crate) fn run(command: &str, group_file: &Path, checkpoint_file: Option<&Path>) -> ExitCode {
-    let worker = getppid();
+pub(crate) fn run(command: &str, worker: i32, group_file: &Path, checkpoint_file: Option<&Path>) -> ExitCode {
     let code = guard(command, group_file);
-    if getppid() != worker {
+    if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != worker) {
         for file in std::iter::once(group_file).chain(checkpoint_file) {
             fs::remove_file(file).ok();
         }

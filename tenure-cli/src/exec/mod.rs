@@ -85,7 +85,7 @@ fn spawn(
     environment: impl FnOnce(&mut Command),
 ) -> std::io::Result<Child> {
     let mut guard = Command::new::<PathBuf>(this_program()?);
-    guard.args(["exec-guard", "--group-file"]).arg(group);
+    guard.args(["exec-guard", "--worker", &std::process::id().to_string(), "--group-file"]).arg(group);
     if let Some(checkpoint) = checkpoint {
         guard.arg("--checkpoint-file").arg(checkpoint);
     }
@@ -167,7 +167,7 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
             drop(tokio::time::timeout(LAST_WORDS, read).await);
             // Exit 0 with an output is a success. Without one it is not: many programs exit with 0 on SIGTERM.
             let captured = std::mem::take(&mut *lock(&captured));
-            if status.success() && (captured.output.is_some() || captured.unread.is_some()) {
+            if status.success() && captured.output.is_some() {
                 return captured.done();
             }
             return Err(JobError::from(EndedInTheMiddle::new(format!("the worker ended the command: {reason}"))));
