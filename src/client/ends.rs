@@ -27,7 +27,8 @@ const PAGE_MAX: u32 = 10_000;
 /// The first slice of time that a page looks through, and by how much the next one is longer.
 const SLICE_FIRST: TimeDelta = TimeDelta::seconds(2);
 const SLICE_GROWTH: i32 = 8;
-/// The longest time between the start of a statement and the time that it writes, and by which a clock may jump back.
+/// The longest time between the start of a statement and the time that it writes, and by which a clock may jump back
+/// between two pages without being seen.
 const SLACK: TimeDelta = TimeDelta::minutes(5);
 /// The version of the text of a cursor.
 const VERSION: &str = "1";
@@ -187,6 +188,13 @@ impl Cursor {
         {
             return Err(CursorError::Ahead);
         }
+        // The clock has stepped back: what ends now has a time before the floor. A floor after the mark was asked for.
+        if let Some((_, marked_at)) = self.mark
+            && now.at < marked_at
+            && self.floor <= marked_at
+        {
+            self.floor = self.floor.min(now.at - SLACK);
+        }
         let floor = self.floor;
         Ok(self.window.get_or_insert_with(|| (now.clone(), floor, JobId(Uuid::nil()))).clone())
     }
@@ -197,7 +205,9 @@ impl Cursor {
         match self.mark {
             Some((mark, _)) if mark > shows.oldest => {}
             mark => {
-                if let Some((_, marked_at)) = mark {
+                if let Some((_, marked_at)) = mark
+                    && marked_at <= now.at
+                {
                     self.floor = self.floor.max(marked_at - SLACK);
                 }
                 self.mark = Some((now.next, now.at));
@@ -423,6 +433,30 @@ mod tests {
         ] {
             assert_eq!(wrong.parse::<Cursor>(), Err(CursorError::Text(wrong.into())), "{wrong}");
         }
+    }
+
+    /// An end of after the step has a time before the floor, and would not be read.
+    #[test]
+    fn the_floor_follows_a_clock_that_steps_back() {
+        let at = |s: i64| DateTime::from_timestamp(s, 0).unwrap();
+        let mut cursor = Cursor::at(at(0));
+        let read = |cursor: &mut Cursor, text: &str, s| {
+            let now = snapshot(text, s);
+            let (shows, from, _) = cursor.open(&now).unwrap();
+            cursor.close(shows, &now);
+            from
+        };
+        read(&mut cursor, "10:10:", 10_000);
+        read(&mut cursor, "20:20:", 20_000);
+        assert_eq!(cursor.floor, at(10_000) - SLACK);
+        // Back by 15,000 s.
+        assert_eq!(read(&mut cursor, "30:30:", 5_000), at(5_000) - SLACK);
+        assert_eq!(read(&mut cursor, "40:40:", 5_001), at(5_000) - SLACK);
+        assert_eq!(cursor.floor, at(5_000) - SLACK);
+        // A time that was asked for stays, also one ahead.
+        let mut cursor = Cursor::at(at(90_000));
+        read(&mut cursor, "10:10:", 10_000);
+        assert_eq!(read(&mut cursor, "20:20:", 9_000), at(90_000));
     }
 
     #[test]

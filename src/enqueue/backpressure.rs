@@ -36,7 +36,7 @@ use tokio::{
 use crate::{
     enqueue::insert::EnqueueError,
     nats::{Nats, Unseen, waiting::left},
-    observe::metrics,
+    observe::{metrics, repeats},
     store::{QueueLimit, Store, StoreError},
 };
 
@@ -265,9 +265,16 @@ impl Limits {
         }
         let limits = match self.store.queue_limits().await {
             // Without the right to read limits, this producer has none.
-            Err(StoreError::Refused(error)) => {
+            Err(error) if error.is_denied() => {
                 tracing::debug!(%error, "the limits of queues were not read; this producer enqueues without limits");
                 HashMap::new()
+            }
+            Err(error @ StoreError::Refused(_)) => {
+                if let Some(left_out) = repeats::tell("limits", &error) {
+                    tracing::warn!(%error, left_out,
+                        "the limits of queues were not read; this producer goes on with those that it knows");
+                }
+                return Ok(self.known().limits.get(queue).cloned());
             }
             limits => limits?.into_iter().map(|of| (of.queue.clone(), of)).collect(),
         };

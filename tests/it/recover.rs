@@ -652,3 +652,25 @@ async fn the_first_loss_is_retried_at_once_repeated_ones_back_off_and_a_cancelle
     assert_eq!(reset_silent(&bench, "max_attempts = 1").await, "(failed,now)");
     assert_eq!(bench.count("tenure.jobs").await, 0);
 }
+
+/// The clock was a year ahead until now.
+#[tokio::test(flavor = "multi_thread")]
+async fn times_that_lie_ahead_hold_up_neither_a_sweep_nor_a_measurement() {
+    let bench = bench().await;
+    bench
+        .execute(
+            "UPDATE tenure.scanner_state
+                SET (measured_at, measuring_until, purged_at, purged_until) =
+                    (now() + interval '1 y', now() + interval '1 y', now() + interval '1 y', now() + interval '1 y')",
+        )
+        .await;
+    for (name, of, rows) in [("measure_alone", 60.0, [1, 0]), ("purge_gate", 3_600.0, [1, 0])] {
+        for rows in rows {
+            let took =
+                sqlx::query(statement(name)).bind(of).bind(30.0_f64).fetch_all(&bench.pool).await.unwrap();
+            assert_eq!(took.len(), rows, "{name}");
+        }
+    }
+    let soon = "tenure.scanner_state WHERE greatest(measuring_until, purged_at, purged_until) < now() + interval '2 h'";
+    assert_eq!(bench.count(soon).await, 1);
+}

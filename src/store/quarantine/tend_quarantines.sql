@@ -1,6 +1,7 @@
 -- tend_quarantines: begin and end quarantines.
 --
 -- One row a change: the kind, what has happened (`began`, `ended`, `failed`: its probe), and the attempts.
+-- What was counted ahead of the clock, which has stepped back, begins none.
 -- A probe that is given back or cancelled decides nothing, and the next one is due at once; after one that snoozes, sleeps
 -- or waits, in its time. One whose row is gone has completed, if its kind keeps no history.
 -- Two workers at once change nothing twice: each passes over the rules that the other has locked.
@@ -11,6 +12,7 @@ WITH free AS MATERIALIZED (
       FROM tenure.quarantines q
       JOIN tenure.quarantine_counts c
         ON c.kind = q.kind AND c.at >= greatest(statement_timestamp() - q.within, q.counted_from)
+       AND c.at <= statement_timestamp()
      WHERE q.began_at IS NULL AND q.removed_at IS NULL AND q.kind IN (SELECT kind FROM free)
      GROUP BY q.kind
 ), begun AS (

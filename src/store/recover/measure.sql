@@ -36,7 +36,8 @@
 ), scanned AS (
     UPDATE tenure.scanner_state
        SET measured_at = ended.at,
-           last_scan_at = CASE WHEN $6 THEN ended.at ELSE last_scan_at END,
+           -- One that lies ahead tells the next scan that the clock has stepped back.
+           last_scan_at = CASE WHEN $6 THEN greatest(last_scan_at, ended.at) ELSE last_scan_at END,
            dead = (SELECT count(*) FROM tenure.dead_letter_jobs),
            relay_due_at = (SELECT min(relay_due_at) FROM counted),
            stream_until = CASE WHEN $1::text[] IS NOT NULL THEN ended.at + $5::float8 * interval '1 second' END,

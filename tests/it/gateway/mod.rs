@@ -436,7 +436,8 @@ async fn a_settle_that_is_repeated_answers_as_the_first_did() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_whose_answer_was_lost_is_given_back_uncharged() {
-    let bench = bench().await;
+    // Two jobs are held without a sign of life.
+    let bench = bench_with(faults::patient).await;
     let _gateways = (gateway(&bench), gateway(&bench));
     let (worker, other) = (Foreign::start(&bench, "one").await, Foreign::start(&bench, "two").await);
     let known = enqueue(&bench, "k", json!(1)).await;
