@@ -435,17 +435,19 @@ mod tests {
         }
     }
 
+    /// Reads a window of which this is the snapshot. Returns the time from which it is read.
+    fn read(cursor: &mut Cursor, text: &str, s: i64) -> DateTime<Utc> {
+        let now = snapshot(text, s);
+        let (shows, from, _) = cursor.open(&now).unwrap();
+        cursor.close(shows, &now);
+        from
+    }
+
     /// An end of after the step has a time before the floor, and would not be read.
     #[test]
     fn the_floor_follows_a_clock_that_steps_back() {
         let at = |s: i64| DateTime::from_timestamp(s, 0).unwrap();
         let mut cursor = Cursor::at(at(0));
-        let read = |cursor: &mut Cursor, text: &str, s| {
-            let now = snapshot(text, s);
-            let (shows, from, _) = cursor.open(&now).unwrap();
-            cursor.close(shows, &now);
-            from
-        };
         read(&mut cursor, "10:10:", 10_000);
         read(&mut cursor, "20:20:", 20_000);
         assert_eq!(cursor.floor, at(10_000) - SLACK);
@@ -463,11 +465,6 @@ mod tests {
     fn the_floor_follows_the_marks_that_are_passed() {
         let at = |s: i64| DateTime::from_timestamp(s, 0).unwrap();
         let mut cursor = Cursor::at(at(0));
-        let read = |cursor: &mut Cursor, text: &str, s| {
-            let now = snapshot(text, s);
-            let (shows, ..) = cursor.open(&now).unwrap();
-            cursor.close(shows, &now);
-        };
         read(&mut cursor, "10:20:10", 10_000);
         assert_eq!((cursor.floor, cursor.mark), (at(0), Some((20, at(10_000)))));
         // A transaction of before the mark is still open.

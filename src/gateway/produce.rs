@@ -19,21 +19,8 @@ use crate::{
     store::{JobRow, groups::Signalled},
 };
 
-/// The fields of a job in a request: those that every one may have come first.
-const JOB_FIELDS: [&str; 11] = [
-    "kind",
-    "payload",
-    "max_attempts",
-    "lane",
-    "priority",
-    "tags",
-    "key",
-    "delay_ms",
-    "run_at",
-    "traceparent",
-    "v",
-];
-const OF_EVERY_JOB: usize = 6;
+/// The fields that every new job may have.
+const OF_EVERY_JOB: [&str; 6] = ["kind", "payload", "max_attempts", "lane", "priority", "tags"];
 
 /// The bytes of an answer that are not the output.
 const OVERHEAD: usize = 8_192;
@@ -71,9 +58,7 @@ impl From<EnqueueError> for Refusal {
 
 /// Reads a job of a step, which has no field but these.
 pub(super) fn job_in(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
-    let mut known = JOB_FIELDS[..OF_EVERY_JOB].to_vec();
-    known.push("queue");
-    of.only(&known)?;
+    of.only(&[&OF_EVERY_JOB[..], &["queue"]].concat())?;
     if of.optional::<String>("queue", "a text")?.is_some_and(|named| named != queue) {
         return Err(of.wrong("queue", "the queue of the job itself, or absent"));
     }
@@ -99,7 +84,7 @@ fn every_job(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
 
 impl Gateway {
     pub(super) async fn enqueue(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
-        request.only(&JOB_FIELDS)?;
+        request.only(&[&OF_EVERY_JOB[..], &["key", "delay_ms", "run_at", "traceparent", "v"]].concat())?;
         let mut job = every_job(queue, request)?;
         if let Some(key) = request.optional::<String>("key", "a text")? {
             job = job.unique_key(key);

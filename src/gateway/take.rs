@@ -219,7 +219,9 @@ impl Gateway {
         let (queue, deliver, pause) = self.deliver_for(name, &id).await?;
         let slots = usize::try_from(slots).unwrap_or(ENTRIES_MAX);
         let until = asked_at + wait;
-        sleep(pause.min(wait)).await;
+        if !pause.is_zero() {
+            sleep(pause.min(wait)).await;
+        }
         loop {
             // Its worker waits no longer: an outage, or a freeze of this process.
             if until.elapsed() > ANSWERED_WITHIN {

@@ -77,8 +77,8 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                 let pulled = tokio::select! { biased;
                     () = self.stop.cancelled() => break "stopping".into(),
                     _ = async { database.wait_for(|now| !now.up).await.is_ok() } => {
-                        // What has arrived is claimed as soon as Postgres is back. No other worker could get it sooner:
-                        // until then the requests last.
+                        // The worker claims what has arrived as soon as Postgres is back. It waits for as long as its
+                        // requests last: a worker that alone has lost Postgres holds up what comes to it meanwhile.
                         if self.until_up(&mut database, self.pull_for + LATE).await {
                             self.health.has(&queue_of(&self.name));
                             continue;

@@ -104,7 +104,7 @@ async fn what_is_published_while_postgres_restarts_starts_soon_after_its_return(
             starts.lock().unwrap().entry(n.as_u64().unwrap()).or_insert_with(Instant::now);
             async {}
         };
-        // So many slots that the messages of the outage fill no request.
+        // The outage brings fewer messages than a worker requests: the request is open when Postgres is back.
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 200)
     };
     let workers = [Running::start(build()), Running::start(build())];

@@ -1,5 +1,5 @@
--- Leaves the oldest of the many wakes that each of these lanes may have: nobody can look at the lane now. `tend_lanes`
--- sees the oldest wakes only, and a lane that a transaction holds for long would hide the others.
+-- Deletes all wakes but the oldest of each of these lanes, which the caller cannot look at now. `tend_lanes` reads the
+-- oldest wakes only: thousands of one lane would hide those of the others.
 --
 --   of: the queue   lanes: the lanes   moment: the time of this call
 --
