@@ -41,6 +41,7 @@ pub(crate) trait RawMessage {
     fn body(&self) -> &[u8];
     /// A header's value. The case of its name does not matter.
     fn header(&self, name: &str) -> Option<&str>;
+    /// The names, each as often as it has a value.
     fn header_names(&self) -> impl Iterator<Item = &str>;
     fn origin(&self) -> Origin;
 
@@ -120,6 +121,9 @@ pub(crate) fn read(sent: &impl RawMessage, prefix: &str, payload_bytes_max: usiz
         return Message::Ticket(JobRef { job, queue, kind, dispatch: Some(dispatch), cleared: false });
     }
     if let Some(id) = sent.header(JOB_ID) {
+        if let Err(reason) = check_once(sent, JOB_ID) {
+            return malformed(reason);
+        }
         return match (id.parse(), serde_json::from_slice::<TicketBody>(sent.body())) {
             (Ok(job), Ok(body)) if job == body.job_id => {
                 let dispatch = Some(body.dispatch);
@@ -205,6 +209,7 @@ impl Headers {
         if let Some(name) = sent.header_names().find(is_unknown) {
             return Err(format!("the header {name} is not known; the known ones are {}", KNOWN.join(", ")));
         }
+        KNOWN.iter().try_for_each(|name| check_once(sent, name))?;
         let max_attempts = match sent.header("Tenure-Max-Attempts") {
             None => MAX_ATTEMPTS_DEFAULT,
             Some(text) => match text.trim().parse() {
@@ -234,6 +239,14 @@ impl Headers {
             // An invalid one is ignored: the job does not need it.
             trace_context: sent.header("traceparent").and_then(trace::valid),
         })
+    }
+}
+
+/// Refuses a header that occurs more than once: its sender may count on any of the values.
+fn check_once(sent: &impl RawMessage, name: &str) -> Result<(), String> {
+    match sent.header_names().filter(|own| own.eq_ignore_ascii_case(name)).nth(1) {
+        Some(_) => Err(format!("the header {name} occurs more than once")),
+        None => Ok(()),
     }
 }
 

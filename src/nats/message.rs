@@ -125,8 +125,9 @@ impl Delivery {
             .map(async_nats::HeaderValue::as_str)
     }
 
+    /// The names of the headers, each as often as it has a value.
     pub(crate) fn header_names(&self) -> impl Iterator<Item = &str> {
-        self.headers.iter().map(|(name, _)| AsRef::<str>::as_ref(name))
+        self.headers.iter().flat_map(|(name, values)| values.iter().map(move |_| AsRef::<str>::as_ref(name)))
     }
 
     /// When the stream stored the message.

@@ -3,7 +3,7 @@
 //!
 //! Each target takes any bytes, and panics if the result breaks a rule that the rest of tenure relies on.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use crate::{
     Config,
@@ -14,7 +14,7 @@ use crate::{
 
 struct Given<'g> {
     subject: &'g str,
-    headers: HashMap<String, &'g str>,
+    headers: Vec<(String, &'g str)>,
     body: &'g [u8],
 }
 
@@ -28,11 +28,11 @@ impl RawMessage for Given<'_> {
     }
 
     fn header(&self, name: &str) -> Option<&str> {
-        self.headers.get(&name.to_lowercase()).copied()
+        self.headers.iter().find(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
     }
 
     fn header_names(&self) -> impl Iterator<Item = &str> {
-        self.headers.keys().map(String::as_str)
+        self.headers.iter().map(|(name, _)| name.as_str())
     }
 
     fn origin(&self) -> Origin {
@@ -68,6 +68,9 @@ pub fn message(data: &[u8]) {
             assert_eq!(subject, format!("jobs.{}.{}", named.queue, named.kind));
         }
         Message::Submission(job) => {
+            let mut own: Vec<_> = given.header_names().filter(|name| name.starts_with("tenure-")).collect();
+            own.sort_unstable();
+            assert!(own.windows(2).all(|two| two[0] != two[1]), "{own:?}");
             assert!(check_queue(&job.queue).is_ok() && check_kind(&job.kind).is_ok());
             assert_eq!(job.payload.as_bytes(), body, "the payload is stored unchanged");
             assert!(body.len() <= PAYLOAD_BYTES_MAX);

@@ -18,7 +18,7 @@ fn worker(bench: &Bench) -> Running {
 async fn publish(bench: &Bench, headers: &[(&str, &str)], body: impl Into<Vec<u8>>) {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
-        map.insert(*name, *value);
+        map.append(*name, *value);
     }
     let subject = format!("{}.q.known", bench.config.subject_prefix);
     let body: Vec<u8> = body.into();
@@ -33,7 +33,7 @@ async fn an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_work
     let deep = "[".repeat(100_000);
     let long_key = "x".repeat(513);
     let long: &[(&str, &str)] = &[("Tenure-Idempotency-Key", &long_key)];
-    let bad: [(&str, &[(&str, &str)], Vec<u8>); 12] = [
+    let bad: [(&str, &[(&str, &str)], Vec<u8>); 15] = [
         ("not JSON", &[], b"{oops".to_vec()),
         ("not UTF-8", &[], vec![b'"', 0xff, b'"']),
         ("empty", &[], vec![]),
@@ -47,12 +47,15 @@ async fn an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_work
         ("no ticket", &[("Tenure-Job-Id", "1")], b"{}".to_vec()),
         ("no key", &[("Tenure-Idempotency-Key", ""), ("Nats-Msg-Id", "good")], b"{}".to_vec()),
         ("long key", long, b"{}".to_vec()),
+        ("two lanes", &[("Tenure-Lane", "a"), ("Tenure-Lane", "b")], b"{}".to_vec()),
+        ("two priorities", &[("Tenure-Priority", "1"), ("tenure-priority", "2")], b"{}".to_vec()),
+        ("two ids", &[("Tenure-Job-Id", "1"), ("Tenure-Job-Id", "2")], b"{}".to_vec()),
     ];
     for (_, headers, body) in &bad {
         publish(&bench, headers, body.clone()).await;
     }
     publish(&bench, &[], b"{\"good\": 1}".to_vec()).await;
-    bench.until_count("tenure.dead_letter_jobs", 12).await;
+    bench.until_count("tenure.dead_letter_jobs", 15).await;
     bench.until_count("tenure.job_history WHERE output = '{\"good\": 1}'", 1).await;
     for (what, _, body) in &bad {
         let found: i64 = sqlx::query_scalar("SELECT count(*) FROM tenure.dead_letter_jobs WHERE raw_payload = $1 AND queue = 'q' AND kind = 'known'")
@@ -74,6 +77,9 @@ async fn an_invalid_message_goes_to_the_dead_letters_with_its_bytes_and_the_work
         "Tenure-Idempotency-Key (0 bytes)",
         "Tenure-Idempotency-Key (513 bytes)",
         "contains the character",
+        "Tenure-Lane occurs more than once",
+        "Tenure-Priority occurs more than once",
+        "Tenure-Job-Id occurs more than once",
     ] {
         assert!(reasons.contains(reason), "{reason} is not in\n{reasons}");
     }
