@@ -371,10 +371,13 @@ impl Store {
                     (row.try_get("not_ready")?, row.try_get("why_not_ready")?);
                 fleet.breaks_before = row.try_get::<Option<i64>, _>("breaks_before")?.unwrap_or_default();
                 let unserved: Option<String> = row.try_get("unserved")?;
-                // A later release may write more; what cannot be read is left out.
-                let all: Vec<Unserved> =
-                    unserved.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
-                (fleet.put_off, fleet.unserved) = all.into_iter().partition(|of| of.put_off.is_some());
+                match serde_json::from_str::<Vec<Unserved>>(unserved.as_deref().unwrap_or("[]")) {
+                    Ok(all) => {
+                        (fleet.put_off, fleet.unserved) =
+                            all.into_iter().partition(|of| of.put_off.is_some());
+                    }
+                    Err(error) => fleet.unread = Some(error.to_string()),
+                }
                 fleet.misnamed = row.try_get::<Option<i64>, _>("misnamed")?.unwrap_or_default();
                 fleet.misnamed_subject = row.try_get("misnamed_subject")?;
             }

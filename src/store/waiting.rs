@@ -40,6 +40,8 @@ pub struct Fleet {
     pub unserved: Vec<Unserved>,
     /// What waits because workers that do not know its kind got it: others do.
     pub put_off: Vec<Unserved>,
+    /// Why these two could not be read: a later release may write more.
+    pub unread: Option<String>,
     /// Messages whose subject names no valid queue or kind, and one such subject.
     pub misnamed: i64,
     pub misnamed_subject: Option<String>,

@@ -453,3 +453,14 @@ async fn each_right_of_the_shipped_roles_is_missed_when_it_is_taken_away() {
     }
     assert!(revoked > 100, "{revoked}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_that_cannot_be_read_do_not_count_as_none() {
+    let bench = unhurried().await;
+    assert_eq!(of(&look(&bench).await, "scans").found, "no worker has run yet");
+    bench.execute("ALTER TABLE tenure.workers RENAME TO hidden").await;
+    let checks = look(&bench).await;
+    let (workers, scans) = (of(&checks, "workers"), of(&checks, "scans"));
+    assert_eq!(scans.state, CheckState::Skipped);
+    assert_eq!(scans.found, workers.found, "the reason");
+}

@@ -69,8 +69,12 @@ pub(super) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec
     };
     match store.doctor_jobs(overdue_after(timing)).await {
         Ok(jobs) => {
-            let workers = seen.as_deref().unwrap_or_default();
-            checks.extend([scans(&jobs, workers, timing), relay(&jobs), dead_letters(&jobs)]);
+            checks.extend(match &seen {
+                // Before the first scan, the age of the workers decides.
+                Err(error) if jobs.last_scan.is_none() => skip_by(&["scans"], error),
+                seen => vec![scans(&jobs, seen.as_deref().unwrap_or_default(), timing)],
+            });
+            checks.extend([relay(&jobs), dead_letters(&jobs)]);
         }
         Err(error) => checks.extend(skip_by(&OF_JOBS, &error)),
     }

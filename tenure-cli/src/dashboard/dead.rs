@@ -43,10 +43,9 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let of_a_group = ask.query.get("group").is_some();
     let grouped_by_error = async {
         if ask.is_live || of_a_group {
-            return vec![];
+            return Ok(vec![]);
         }
-        // The page is useful without the groups.
-        store.dead_groups(&shown, GROUPS, COUNTED).await.unwrap_or_default()
+        store.dead_groups(&shown, GROUPS, COUNTED).await
     };
     let (listed, groups, redrives) = tokio::join!(listed, grouped_by_error, redrives::latest(view));
     let (counted, letters) = listed?;
@@ -112,8 +111,12 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let body = html! {
         (page::head("Dead letters", about))
         @if of_a_group { (group(view, ask, letters.first())) }
-        @if !groups.is_empty() { (grouped(view, ask, &groups)) }
-        (live.put("redrives", redrives::progress(view, ask, &redrives)))
+        // The page is useful without the groups.
+        @match groups {
+            Err(error) => section.panel #groups { div.body { (page::unread("The groups", &error.into())) } },
+            Ok(groups) => @if !groups.is_empty() { (grouped(view, ask, &groups)) },
+        }
+        (live.put("redrives", redrives::progress(view, ask, redrives.as_deref())))
         @if of_a_group && view.has_actions && counted.redrivable > 0 {
             (redrives::form(view, ask, &FIELDS, shown_at.timestamp_micros()))
         }

@@ -9,13 +9,13 @@ use super::{
     charts::Range,
     page::{self, Page, Regions, number},
     params::encoded,
-    quarantine,
+    quarantine::{self, Watched},
     shared::Age,
 };
 use tenure::{
     StoreError,
     internals::{DeadKind, FinishedKind, Fleet, LiveKind, Parts as _, duration::rounded},
-    rows::{QuarantineRow, WorkerRow, WorkerState},
+    rows::{WorkerRow, WorkerState},
 };
 
 /// The most finished jobs to read.
@@ -25,12 +25,12 @@ const KINDS: i64 = 2_000;
 const SHOWN: usize = 200;
 
 /// What all viewers of one range share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Figures {
     live: Vec<LiveKind>,
     dead: Vec<DeadKind>,
     finished: Vec<FinishedKind>,
-    watched: Vec<QuarantineRow>,
+    watched: Watched,
     pub(super) workers: Vec<WorkerRow>,
     /// What no worker runs has no job yet where it stands in the stream alone.
     fleet: Fleet,
@@ -67,7 +67,7 @@ pub(super) async fn figures(view: &View, range: &'static Range) -> Result<Arc<Fi
             store.live_kinds(KINDS),
             store.dead_kinds(range.seconds(), KINDS),
             store.finished_kinds(range.units, range.unit_s, READ / range.units, KINDS),
-            async { Ok(view.tenure.quarantines().await.unwrap_or_default()) },
+            async { Ok(view.tenure.quarantines().await) },
             view.tenure.workers(),
             store.fleet(),
         )?;
@@ -316,7 +316,14 @@ mod tests {
             p95_s: Some(2.0),
         };
         let dead = DeadKind { queue, kind, dead: 70, died: 60, attempts: 200 };
-        let figures = Figures { dead: vec![dead], finished: vec![finished], ..Figures::default() };
+        let figures = Figures {
+            live: vec![],
+            dead: vec![dead],
+            finished: vec![finished],
+            watched: Ok(vec![]),
+            workers: vec![],
+            fleet: Fleet::default(),
+        };
         let rows = figures.rows(Some("q"));
         assert_eq!((rows.len(), rows[0].dead, rows[0].ended), (1, 70, 960.0));
         // 1,000 attempts of finished jobs, 100 of them failed, and 200 of dead ones.

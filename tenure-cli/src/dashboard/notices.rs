@@ -92,6 +92,12 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                 } }
             }
             (quarantine::notice(view, &of.watched))
+            @if let Some(why) = &fleet.unread {
+                p.notice { span {
+                    b { "What waits without a worker could not be read." }
+                    " A newer tenure may have written it: deploy that release here, too. " (page::sentence(why))
+                } }
+            }
             // Without any worker, these would repeat the first notice.
             @if fleet.workers > 0 {
                 @if just_back.is_none() { (unserved_queues(view, &active)) }

@@ -8,6 +8,7 @@ use super::{
     charts::{self, Activity, Range},
     notices,
     page::{self, Aging, Page, Region, Regions, number, stamped},
+    quarantine::Watched,
     queues::{State, state},
     shared::Age,
 };
@@ -17,7 +18,6 @@ use tenure::{
         Event, EventCount, EventFilter, Fleet, Parts as _, QueueStats, Unit, UnservedSchedule,
         duration::whole,
     },
-    rows::QuarantineRow,
 };
 
 /// The panel of recoveries shows a day at least.
@@ -34,7 +34,7 @@ pub(super) struct Figures {
     events: Vec<EventCount>,
     latest: Vec<Event>,
     pub(super) schedules: Vec<UnservedSchedule>,
-    pub(super) watched: Vec<QuarantineRow>,
+    pub(super) watched: Watched,
 }
 
 async fn read(view: &View, range: &Range) -> Result<Figures, StoreError> {
@@ -47,8 +47,7 @@ async fn read(view: &View, range: &Range) -> Result<Figures, StoreError> {
         store.unserved_schedules(SCHEDULES),
     )?;
     // A role that may not read them yet sees the rest.
-    let watched =
-        if fleet.has_quarantines { view.tenure.quarantines().await.unwrap_or_default() } else { Vec::new() };
+    let watched = if fleet.has_quarantines { view.tenure.quarantines().await } else { Ok(Vec::new()) };
     if let Some(now) = fleet.now {
         view.figures.clock.note(now, asked_at);
     }

@@ -559,6 +559,11 @@ pub(super) fn sentence(error: &str) -> String {
     format!("{first}{}{end}", letters.as_str())
 }
 
+/// The line in place of what could not be read.
+pub(super) fn unread(what: &str, failure: &Failure) -> Markup {
+    html! { p.wrong { (what) " could not be read: " (failure.text()) } }
+}
+
 /// Passes our own markup through, such as a chart.
 pub(super) fn drawn(svg: String) -> Markup {
     PreEscaped(svg)

@@ -9,16 +9,24 @@ use super::{
     page::{self, number, stamped},
     params::encoded,
 };
-use tenure::{internals::duration::written, rows::QuarantineRow};
+use tenure::{StoreError, internals::duration::written, rows::QuarantineRow};
 
 /// The most kinds that the banner names.
 const NAMED: usize = 5;
+const UNREAD: &str = "The watched kinds";
+
+/// The kinds that are watched, or why they could not be read.
+pub(super) type Watched = Result<Vec<QuarantineRow>, StoreError>;
 
 /// The kinds that are watched, if any is.
-pub(super) fn panel(view: &View, ask: &Ask, watched: &[QuarantineRow]) -> Markup {
+pub(super) fn panel(view: &View, ask: &Ask, watched: &Watched) -> Markup {
+    let unread = watched.as_ref().err().map(|error| page::unread(UNREAD, &error.clone().into()));
+    let watched = watched.as_deref().unwrap_or_default();
     html! {
-        section.panel #watched hidden[watched.is_empty()] {
-            @if !watched.is_empty() {
+        section.panel #watched hidden[watched.is_empty() && unread.is_none()] {
+            @if let Some(unread) = unread {
+                div.body { (unread) }
+            } @else if !watched.is_empty() {
                 header {
                     h2 { "Watched" }
                     p { "While too many attempts of such a kind fail, its jobs wait, and one at a time is tried." }
@@ -89,9 +97,11 @@ fn span(seconds: f64) -> String {
 }
 
 /// The banner of the overview.
-pub(super) fn notice(view: &View, watched: &[QuarantineRow]) -> Markup {
-    let held: Vec<_> = watched.iter().filter(|of| of.began_at.is_some()).collect();
+pub(super) fn notice(view: &View, watched: &Watched) -> Markup {
+    let unread = watched.as_ref().err().map(|error| Failure::from(error.clone()).text());
+    let held: Vec<_> = watched.iter().flatten().filter(|of| of.began_at.is_some()).collect();
     html! {
+        @if let Some(why) = unread { p.notice { span { b { (UNREAD) " could not be read." } " " (why) } } }
         @for of in held.iter().take(NAMED) {
             p.notice.bad { span {
                 b { "The kind " (of.kind) " is in quarantine." }

@@ -21,14 +21,14 @@ const SHOWN: u32 = 5;
 const READ: u32 = 100;
 const SHOWN_FOR: TimeDelta = TimeDelta::hours(24);
 
-/// The latest redrives, for the page of dead letters: those of the user's queues. The page is useful without them.
-pub(super) async fn latest(view: &View) -> Vec<RedriveRow> {
+/// The latest redrives, for the page of dead letters: those of the user's queues.
+pub(super) async fn latest(view: &View) -> Result<Vec<RedriveRow>, Failure> {
     let most = if view.looks.is_all() { SHOWN } else { READ };
-    let all = view.tenure.redrives(most).await.unwrap_or_default();
+    let all = view.tenure.redrives(most).await?;
     let is_recent = |of: &RedriveRow| of.ended_at.is_none_or(|at| Utc::now() - at < SHOWN_FOR);
     let is_seen =
         |of: &RedriveRow| view.looks.is_all() || queue(of).is_some_and(|queue| view.looks.has(&queue));
-    all.into_iter().filter(is_recent).filter(is_seen).take(SHOWN as usize).collect()
+    Ok(all.into_iter().filter(is_recent).filter(is_seen).take(SHOWN as usize).collect())
 }
 
 /// The queue of a redrive; `None`: it is of all.
@@ -37,11 +37,13 @@ pub(super) fn queue(of: &RedriveRow) -> Option<String> {
     selection["queue"].as_str().map(str::to_owned)
 }
 
-/// The progress of these redrives.
-pub(super) fn progress(view: &View, ask: &Ask, redrives: &[RedriveRow]) -> Markup {
+/// The progress of these redrives. The page is useful without them.
+pub(super) fn progress(view: &View, ask: &Ask, redrives: Result<&[RedriveRow], &Failure>) -> Markup {
     html! {
         div #redrives {
-            @if !redrives.is_empty() {
+            @if let Err(failure) = redrives {
+                section.panel { div.body { (page::unread("The redrives with a canary", failure)) } }
+            } @else if let Ok(redrives @ [_, ..]) = redrives {
                 section.panel {
                     header { h2 { "Redrives with a canary" } p { "under way, or ended within a day" } }
                     div.scroll { table.cards {

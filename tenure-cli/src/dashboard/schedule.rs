@@ -195,7 +195,7 @@ fn latest(view: &View, jobs: Result<&[JobRow], &Failure>) -> Markup {
         section.panel #jobs {
             header { h2 { "Latest jobs" } p { "of its queue and kind, with its payload" } }
             @match jobs {
-                Err(failure) => { div.body { p.wrong { "The jobs could not be read: " (failure.text()) } } }
+                Err(failure) => { div.body { (page::unread("The jobs", failure)) } }
                 Ok([]) => { div.body { p.soft { "No job yet." } } }
                 Ok(jobs) => {
                     div.scroll { table.cards {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tenure::JobRequest;
+use tenure::{JobRequest, kinds::Quarantine};
 
 use super::{Dashboard, calm, enqueue, worker};
 use crate::{
@@ -183,4 +183,31 @@ async fn a_live_page_is_read_again_soon_after_a_failure() {
     // The notice goes; ten times as long as the failure took would be more than half a minute.
     let back = async { while !heard.recv().await.unwrap().contains("\"id\":\"notice\"") {} };
     tokio::time::timeout(Duration::from_secs(15), back).await.expect("the page was not read again");
+}
+
+/// Nothing that could not be read looks like nothing that is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_says_what_it_could_not_read_and_shows_the_rest() {
+    let bench = calm().await;
+    bench.tenure.put_quarantine("k", Quarantine::when_failed(0.5)).await.unwrap();
+    let unknown =
+        "UPDATE tenure.scanner_state SET unserved = '[{\"queue\": 1}]', unserved_until = now() + '1 hour'";
+    bench.execute(unknown).await;
+    bench.execute("ALTER TABLE tenure.quarantine_counts RENAME TO hidden_counts").await;
+    bench.execute("ALTER TABLE tenure.redrives RENAME TO hidden_redrives").await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    for (page, unread, rest) in [
+        ("/", "What waits without a worker could not be read.", "Dead letters"),
+        ("/", "The watched kinds could not be read.", "Dead letters"),
+        ("/kinds", "The watched kinds could not be read: ", "A kind appears with its first job."),
+        ("/dead", "The redrives with a canary could not be read: ", "Nothing here has failed for good."),
+    ] {
+        let answer = dashboard.get(page).await;
+        assert!(
+            answer.status == 200 && answer.body.contains(unread) && answer.body.contains(rest),
+            "{page}: {} {}",
+            answer.status,
+            answer.body
+        );
+    }
 }
