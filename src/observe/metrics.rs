@@ -21,9 +21,13 @@
 #[cfg(feature = "http")]
 mod recorder;
 
-use std::time::Duration;
+use std::{
+    collections::HashSet,
+    sync::{Arc, LazyLock, PoisonError, RwLock},
+    time::Duration,
+};
 
-use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
+use metrics::{Counter, Gauge, Histogram, Label, SharedString, counter, gauge, histogram};
 
 #[cfg(feature = "http")]
 pub use self::recorder::{InstallError, Metrics, install};
@@ -132,14 +136,63 @@ pub(crate) const METRICS: [(&str, Type, &str); 56] = {
     ]
 };
 
+/// The most names of queues, and of kinds, that have series of their own in one process. A series lasts until its
+/// process ends, and any client of NATS may make names up.
+pub(crate) const NAMES_MAX: usize = 2_000;
+/// The label of the names that came later.
+pub(crate) const OTHER: &str = "other";
+
+/// The names that are labels: the first ones that this process met, and those that it serves.
+#[derive(Debug, Default)]
+struct Names(RwLock<HashSet<Arc<str>>>);
+
+static QUEUES: LazyLock<Names> = LazyLock::new(Names::default);
+static KINDS: LazyLock<Names> = LazyLock::new(Names::default);
+
+impl Names {
+    /// Returns the label of a name: itself, or [`OTHER`].
+    fn label(&self, name: &str) -> SharedString {
+        self.within(NAMES_MAX, name)
+    }
+
+    /// Returns the label of a name that this process serves: always itself.
+    fn own(&self, name: &str) -> SharedString {
+        self.within(usize::MAX, name)
+    }
+
+    fn within(&self, most: usize, name: &str) -> SharedString {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = known.get(name) {
+            return name.clone().into();
+        }
+        let has_room = known.len() < most;
+        drop(known);
+        if has_room {
+            let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            // Others may have come meanwhile.
+            if known.len() < most {
+                let name: Arc<str> = name.into();
+                known.insert(name.clone());
+                return name.into();
+            }
+        }
+        OTHER.into()
+    }
+}
+
+/// Whether a queue has series of its own.
+pub(crate) fn has_series(queue: &str) -> bool {
+    &*QUEUES.label(queue) == queue
+}
+
 /// Counts jobs that an enqueue created; duplicates by unique key do not count.
 pub(crate) fn enqueued(queue: &str, jobs: usize) {
-    counter!("tenure_jobs_enqueued_total", "queue" => queue.to_owned()).increment(jobs as u64);
+    counter!("tenure_jobs_enqueued_total", "queue" => QUEUES.label(queue)).increment(jobs as u64);
 }
 
 /// Counts enqueues that a full queue refused.
 pub(crate) fn refused_enqueue(queue: &str, jobs: u64) {
-    counter!("tenure_enqueues_refused_total", "queue" => queue.to_owned()).increment(jobs);
+    counter!("tenure_enqueues_refused_total", "queue" => QUEUES.label(queue)).increment(jobs);
 }
 
 /// Counts claims, by the database's answer.
@@ -161,7 +214,16 @@ pub(crate) struct QueueMeasures {
 
 impl QueueMeasures {
     pub(crate) fn new(queue: &str) -> Self {
-        let queue = || queue.to_owned();
+        Self::of(&QUEUES.label(queue))
+    }
+
+    /// Of a queue that this process serves.
+    pub(crate) fn served(queue: &str) -> Self {
+        Self::of(&QUEUES.own(queue))
+    }
+
+    fn of(queue: &SharedString) -> Self {
+        let queue = || queue.clone();
         Self {
             deliveries: counter!("tenure_deliveries_total", "queue" => queue()),
             redeliveries: counter!("tenure_redeliveries_total", "queue" => queue()),
@@ -182,12 +244,12 @@ pub(crate) struct KindMeasures {
 }
 
 impl KindMeasures {
+    /// Of a kind that this process has a handler for.
     pub(crate) fn new(kind: &str) -> Self {
+        let kind = || KINDS.own(kind);
         Self {
-            completions: counter!(
-                "tenure_attempts_total", "kind" => kind.to_owned(), "outcome" => "completed"
-            ),
-            ran: histogram!("tenure_job_run_seconds", "kind" => kind.to_owned(), "outcome" => "completed"),
+            completions: counter!("tenure_attempts_total", "kind" => kind(), "outcome" => "completed"),
+            ran: histogram!("tenure_job_run_seconds", "kind" => kind(), "outcome" => "completed"),
         }
     }
 }
@@ -199,7 +261,7 @@ pub(crate) fn settled(kind: &str, outcome: AttemptOutcome, ran: Duration, measur
         measures.ran.record(ran);
         return;
     }
-    let (kind, outcome) = (|| kind.to_owned(), outcome.as_str());
+    let (kind, outcome) = (|| KINDS.label(kind), outcome.as_str());
     counter!("tenure_attempts_total", "kind" => kind(), "outcome" => outcome).increment(1);
     histogram!("tenure_job_run_seconds", "kind" => kind(), "outcome" => outcome).record(ran);
 }
@@ -208,7 +270,7 @@ pub(crate) fn settled(kind: &str, outcome: AttemptOutcome, ran: Duration, measur
 pub(crate) fn tagged(key: &str, value: &str, kind: &str, outcome: AttemptOutcome) {
     counter!(
         "tenure_tagged_attempts_total",
-        "tag" => key.to_owned(), "value" => value.to_owned(), "kind" => kind.to_owned(),
+        "tag" => key.to_owned(), "value" => value.to_owned(), "kind" => KINDS.label(kind),
         "outcome" => outcome.as_str()
     )
     .increment(1);
@@ -216,13 +278,13 @@ pub(crate) fn tagged(key: &str, value: &str, kind: &str, outcome: AttemptOutcome
 
 /// Counts an attempt whose worker was lost.
 pub(crate) fn lost(kind: &str) {
-    counter!("tenure_attempts_total", "kind" => kind.to_owned(), "outcome" => AttemptOutcome::Lost.as_str())
+    counter!("tenure_attempts_total", "kind" => KINDS.label(kind), "outcome" => AttemptOutcome::Lost.as_str())
         .increment(1);
 }
 
 /// Counts a job that a worker put off, because it could not open what the job carries.
 pub(crate) fn lacked_key(kind: &str) {
-    counter!("tenure_lacked_keys_total", "kind" => kind.to_owned()).increment(1);
+    counter!("tenure_lacked_keys_total", "kind" => KINDS.label(kind)).increment(1);
 }
 
 /// Counts a job or message that became a dead letter.
@@ -268,12 +330,12 @@ pub(crate) fn terminated(reason: &'static str) {
 
 /// Counts a handler that kept its thread for longer than a second.
 pub(crate) fn blocked(kind: &str) {
-    counter!("tenure_blocked_handlers_total", "kind" => kind.to_owned()).increment(1);
+    counter!("tenure_blocked_handlers_total", "kind" => KINDS.label(kind)).increment(1);
 }
 
 /// Counts a handler that its worker stopped because it could not write for too long.
 pub(crate) fn cut_off(kind: &str) {
-    counter!("tenure_cut_off_jobs_total", "kind" => kind.to_owned()).increment(1);
+    counter!("tenure_cut_off_jobs_total", "kind" => KINDS.label(kind)).increment(1);
 }
 
 /// Counts cancellations, by whether the jobs were queued or running.
@@ -442,6 +504,7 @@ mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
     use super::*;
+    use crate::proof::Counts;
 
     fn read(path: &str) -> String {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
@@ -472,6 +535,41 @@ mod tests {
 
     fn known() -> BTreeSet<String> {
         METRICS.iter().map(|(name, ..)| (*name).to_owned()).collect()
+    }
+
+    /// Strangers may make up more names than a recorder has room for.
+    #[test]
+    fn made_up_names_count_as_other_and_a_served_one_keeps_its_series() {
+        let (counts, names, made_up) = (Counts::default(), Names::default(), 10_000_usize);
+        let _guard = counts.record();
+        let count = |kind| counter!("attempts", "kind" => kind).increment(1);
+        count(names.own("served first"));
+        for n in 0..made_up {
+            count(names.label(&format!("made-up-{n}")));
+        }
+        count(names.own("served late"));
+        count(names.label("served late"));
+        let of = |kind: &str| counts.of(&format!("attempts{{kind={kind}}}"));
+        // All names but the late one.
+        let others = made_up + 1 - NAMES_MAX;
+        assert_eq!((of("served first"), of("served late"), of(OTHER)), (1, 2, others as u64));
+        assert_eq!((0..made_up).map(|n| of(&format!("made-up-{n}"))).sum::<u64>(), NAMES_MAX as u64 - 1);
+        assert_eq!(names.0.read().unwrap().len(), NAMES_MAX + 1);
+    }
+
+    #[test]
+    fn every_counter_of_a_queue_or_kind_takes_a_bounded_label() {
+        let code = read("src/observe/metrics.rs");
+        let (counters, _) = code.split_once("pub struct Gauges").unwrap();
+        for (label, names) in [("queue", "QUEUES.label(queue)"), ("kind", "KINDS.label(kind)")] {
+            let given: Vec<_> = counters.split(&format!("\"{label}\" => ")).skip(1).collect();
+            assert!(given.len() > 5, "{label}");
+            for given in given {
+                // `queue()` and `kind()` return a label that was looked up once.
+                let is_bounded = given.starts_with(names) || given.starts_with(&format!("{label}()"));
+                assert!(is_bounded, "{label}: {}", given.lines().next().unwrap());
+            }
+        }
     }
 
     #[test]

@@ -91,6 +91,6 @@ impl TagCounts {
         let (key, value) = tag.split_once('=').unwrap_or((tag, ""));
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         let has_series = shown.contains(tag) || shown.len() < VALUES_MAX && shown.insert(tag.to_owned());
-        metrics::tagged(key, if has_series { value } else { "other" }, kind, outcome);
+        metrics::tagged(key, if has_series { value } else { metrics::OTHER }, kind, outcome);
     }
 }

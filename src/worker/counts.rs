@@ -1,17 +1,16 @@
 //! Counts: exports the counts of the last scan as metrics.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    observe::metrics::Gauges,
+    observe::metrics::{Gauges, NAMES_MAX, OTHER, has_series},
     store::{DeadLately, Store, Unserved},
 };
-
-/// The most queues whose counts one process exports, and the most kinds of each sort. Each keeps its series until the
-/// process ends, and any NATS client can name a queue. Those with workers, settings or jobs come first.
-const SERIES_MAX: usize = 2_000;
 
 /// How often a process groups the dead letters of the last hour by their errors; how many, at most, and how many of the
 /// largest groups it exports.
@@ -24,7 +23,6 @@ const GROUP_SERIES_MAX: usize = 200;
 /// Exports the counts for as long as this future is polled.
 pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) {
     let mut shown = HashSet::new();
-    let mut ever: HashSet<String> = HashSet::new();
     let mut ever_limited: HashSet<String> = HashSet::new();
     let mut ever_held: HashSet<String> = HashSet::new();
     let (mut unserved, mut put_off) = (Kinds::default(), Kinds::default());
@@ -38,14 +36,21 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
                     (age_s, read_at) = (is, Instant::now());
                 }
                 let mut gone = std::mem::take(&mut shown);
+                let mut others: Option<([i64; 3], Option<i64>, f64)> = None;
                 let mut queues = fleet.queues;
+                // Those with workers, settings or jobs get the first series.
                 queues
                     .sort_by_key(|of| of.workers == 0 && !of.is_paused && of.jobs == [0; 3] && of.held == 0);
                 for of in queues {
-                    if ever.len() >= SERIES_MAX && !ever.contains(&of.queue) {
+                    if !has_series(&of.queue) {
+                        let (jobs, submitted, oldest_due_s) = others.unwrap_or(([0; 3], Some(0), 0.0));
+                        others = Some((
+                            std::array::from_fn(|state| jobs[state] + of.jobs[state]),
+                            submitted.zip(of.submitted).map(|(all, own)| all + own),
+                            of.oldest_due_s.max(oldest_due_s),
+                        ));
                         continue;
                     }
-                    ever.insert(of.queue.clone());
                     gauges.queue(&of.queue, of.jobs, of.submitted, of.oldest_due_s, of.is_paused);
                     // A queue without limits has no series of them, unless it has had some.
                     let is_limited = of.max_running.is_some() || of.max_queued.is_some();
@@ -60,22 +65,29 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
                     gone.remove(&of.queue);
                     shown.insert(of.queue);
                 }
+                if let Some((jobs, submitted, oldest_due_s)) = others {
+                    gauges.queue(OTHER, jobs, submitted, oldest_due_s, false);
+                    gone.remove(OTHER);
+                    shown.insert(OTHER.to_owned());
+                }
                 for queue in gone {
                     gauges.queue(&queue, [0; 3], Some(0), 0.0, false);
                     if ever_held.contains(&queue) {
                         gauges.lanes(&queue, 0, 0);
                     }
                 }
-                unserved.show(
-                    fleet.unserved,
-                    |queue, kind, jobs| gauges.unserved(queue, kind, jobs),
-                    Unserved::waiting,
-                );
-                put_off.show(
-                    fleet.put_off,
-                    |queue, kind, jobs| gauges.put_off(queue, kind, jobs),
-                    |of| of.put_off.unwrap_or_default(),
-                );
+                if fleet.unread.is_none() {
+                    unserved.show(
+                        fleet.unserved,
+                        |queue, kind, jobs| gauges.unserved(queue, kind, jobs),
+                        Unserved::waiting,
+                    );
+                    put_off.show(
+                        fleet.put_off,
+                        |queue, kind, jobs| gauges.put_off(queue, kind, jobs),
+                        |of| of.put_off.unwrap_or_default(),
+                    );
+                }
                 gauges.misnamed(fleet.misnamed);
                 let alive = fleet.workers + fleet.draining;
                 gauges.fleet(fleet.relay_lag_s, fleet.dead, alive, fleet.is_held_back);
@@ -129,7 +141,7 @@ impl Groups {
     }
 }
 
-/// The kinds of one sort that have a series.
+/// The kinds of one sort that have a series. Those beyond the first [`NAMES_MAX`] share one.
 #[derive(Default)]
 struct Kinds {
     shown: HashSet<(String, String)>,
@@ -138,21 +150,58 @@ struct Kinds {
 
 impl Kinds {
     /// Sets the gauge of each of these kinds, and that of each other one to 0.
-    fn show(&mut self, kinds: Vec<Unserved>, set: impl Fn(&str, &str, i64), jobs: impl Fn(&Unserved) -> i64) {
+    fn show(
+        &mut self,
+        kinds: Vec<Unserved>,
+        mut set: impl FnMut(&str, &str, i64),
+        jobs: impl Fn(&Unserved) -> i64,
+    ) {
         let mut gone = std::mem::take(&mut self.shown);
+        let mut counted: HashMap<_, i64> = HashMap::new();
         for of in kinds {
             let count = jobs(&of);
-            let key = (of.queue, of.kind);
-            if self.ever.len() >= SERIES_MAX && !self.ever.contains(&key) {
-                continue;
+            let mut key = (of.queue, of.kind);
+            if self.ever.len() < NAMES_MAX {
+                self.ever.insert(key.clone());
+            } else if !self.ever.contains(&key) {
+                key = (OTHER.to_owned(), OTHER.to_owned());
             }
+            *counted.entry(key).or_default() += count;
+        }
+        for (key, count) in counted {
             set(&key.0, &key.1, count);
             gone.remove(&key);
-            self.ever.insert(key.clone());
             self.shown.insert(key);
         }
         for (queue, kind) in gone {
             set(&queue, &kind, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_beyond_the_most_share_a_series_and_their_sum_stays_right() {
+        let (mut kinds, mut gauges) = (Kinds::default(), HashMap::new());
+        for (from, to) in [(0, 10_000), (9_998, 10_000)] {
+            let of = |n| Unserved {
+                queue: "q".into(),
+                kind: format!("k{n}"),
+                is_queue_served: true,
+                due: 2,
+                submitted: None,
+                oldest_s: None,
+                put_off: None,
+            };
+            let set = |queue: &str, kind: &str, jobs| {
+                gauges.insert(format!("{queue}/{kind}"), jobs);
+            };
+            kinds.show((from..to).map(of).collect(), set, Unserved::waiting);
+            assert_eq!(gauges.len(), NAMES_MAX + 1);
+            assert_eq!(gauges.values().sum::<i64>(), 2 * (to - from));
         }
     }
 }

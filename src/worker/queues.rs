@@ -182,7 +182,7 @@ impl Wanted {
             }
             all.extend(Slots::shared(slots as usize, &queues));
         }
-        let measures = all.keys().map(|name| (name.clone(), QueueMeasures::new(name))).collect();
+        let measures = all.keys().map(|name| (name.clone(), QueueMeasures::served(name))).collect();
         Queues { slots: Arc::new(all), total, measures }
     }
 }
