@@ -342,17 +342,33 @@ impl Deliver {
             return Ok(());
         }
         let asked_at = Instant::now();
+        let mut refused = Vec::new();
         for key in self.store.unanswered(&jobs, &self.worker_id).await? {
             // The holder of a reservation knows of the claim, or will soon.
             if let LocalJob::Unknown(_reservation) = self.running.reserve(key.job) {
-                tracing::warn!(job = %key.job, token = key.token.0, worker = %self.worker_id,
-                    "the answer to a claim was lost; the worker released the job, and the attempt does not count");
-                self.release_orphan(key).await?;
+                match self.release_orphan(key).await {
+                    Ok(()) => {
+                        tracing::warn!(job = %key.job, token = key.token.0, worker = %self.worker_id,
+                            "the answer to a claim was lost; the worker released the job, and the attempt does not \
+                             count");
+                    }
+                    Err(error) if error.is_outage() => return Err(error),
+                    // One job's error keeps no other from its release.
+                    Err(error) => {
+                        refused.push(key.job);
+                        let error = JobError::from(error).text();
+                        if let Some(left_out) = repeats::tell("unanswered", &error) {
+                            tracing::warn!(job = %key.job, error, left_out,
+                                "could not release a job whose claim had no answer; the worker will retry. If this \
+                                 stays, stop this worker: then others reset the job");
+                        }
+                    }
+                }
             }
         }
         // Postgres may still run a statement for a while after its call was dropped.
         let late = self.store.within() * 3;
-        unanswered().retain(|_, sent_at| asked_at.duration_since(*sent_at) < late);
+        unanswered().retain(|job, sent_at| refused.contains(job) || asked_at.duration_since(*sent_at) < late);
         Ok(())
     }
 

@@ -295,6 +295,24 @@ async fn an_unanswered_claim_is_watched_for_three_deadlines_and_no_longer() {
     assert_eq!(place.value(&format!("SELECT status FROM tenure.jobs WHERE id = '{fresh}'")).await, "queued");
 }
 
+/// Postgres refuses to write one of the jobs.
+#[tokio::test]
+async fn an_unanswered_claim_that_cannot_be_released_keeps_no_other() {
+    let place = place().await;
+    let deliver = deliver_at_once(&place);
+    let jobs = [place.claimed_by(WORKER).await.key.job, place.claimed_by(WORKER).await.key.job];
+    // No claim of them can be under way any more.
+    let sent_at = ago(place.tenure.store().within() * 3);
+    *deliver.unanswered.lock().unwrap() = jobs.map(|job| (job, sent_at)).into();
+    place.raise_once("22023").await;
+    for queued in ["1", "2"] {
+        deliver.release_unanswered().await.unwrap();
+        let count = "SELECT count(*) FROM tenure.jobs WHERE status = 'queued'";
+        assert_eq!(place.value(count).await, queued);
+    }
+    assert!(deliver.unanswered.lock().unwrap().is_empty());
+}
+
 /// The first waits are short, for a rolling deploy; none is longer than half of `unknown_kind_after`.
 #[tokio::test]
 async fn a_job_of_an_unknown_kind_waits_longer_with_each_delivery() {

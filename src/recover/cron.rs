@@ -19,7 +19,7 @@ use croner::Cron;
 
 use crate::{
     job::{JobError, JobId, MissedTicks, Overlap},
-    observe::metrics,
+    observe::{metrics, repeats},
     store::{DueSchedule, Store, StoreError},
 };
 
@@ -147,12 +147,15 @@ pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
             Err(error) if error.is_unavailable() => return Err(error),
             // One schedule's error keeps no other from its ticks.
             Err(error) => {
-                let why = JobError::from(error).text();
-                tracing::error!(
-                    schedule = schedule.name,
-                    error = why,
-                    "could not enqueue the job of a schedule's tick; the worker will retry"
-                );
+                let (name, why) = (&schedule.name, JobError::from(error).text());
+                if let Some(left_out) = repeats::tell(&format!("tick of {name}"), &why) {
+                    tracing::error!(
+                        schedule = name,
+                        error = why,
+                        left_out,
+                        "could not enqueue the job of a schedule's tick; the worker will retry"
+                    );
+                }
             }
         }
     }

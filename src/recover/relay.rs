@@ -31,7 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     config::Timing,
     job::{
-        JobId,
+        JobError, JobId,
         attempt::{Reason, RecoveryPath},
     },
     nats::{Confirmations, Nats, NatsError, Progress, Ticket},
@@ -284,7 +284,7 @@ impl Lost {
     ///
     /// # Errors
     ///
-    /// Postgres or the stream does not answer. An error about a queue's consumer only skips that queue.
+    /// Postgres or the stream does not answer. An error about one queue only skips that queue.
     pub(crate) async fn look(
         &mut self,
         store: &Store,
@@ -325,7 +325,20 @@ impl Lost {
         for suspect in suspects {
             match self.look_at(store, nats, &suspect, now, &visible_in, &stream, worker_id).await {
                 Ok(n) => total += n,
-                Err(RelayError::Store(error)) => return Err(error.into()),
+                Err(RelayError::Store(error)) if error.is_outage() => return Err(error.into()),
+                // One queue's error keeps no other from its look.
+                Err(RelayError::Store(error)) => {
+                    let (queue, error) = (&suspect.queue, JobError::from(error).text());
+                    if let Some(left_out) = repeats::tell(&format!("lost messages of {queue}"), &error) {
+                        tracing::warn!(
+                            queue,
+                            error,
+                            left_out,
+                            "could not look for lost messages of a queue; the relay will retry, and goes on with other \
+                             queues. If this stays, `tenure doctor` may say why"
+                        );
+                    }
+                }
                 // No worker serves the queue: without a consumer, the stream cannot say which messages were delivered.
                 Err(error) => {
                     tracing::debug!(queue = suspect.queue, %error,

@@ -18,8 +18,9 @@ use uuid::Uuid;
 
 use crate::{
     config::Retention,
+    job::JobError,
     nats::Nats,
-    observe::metrics,
+    observe::{metrics, repeats},
     store::{Purged, Store, StoreError},
 };
 
@@ -61,38 +62,64 @@ async fn sweep_all(
     keep: &Retention,
     shortest: Option<Duration>,
 ) -> Result<u64, StoreError> {
-    let mut left = 0;
-    while let Some(day) = paced(store.purge_day(keep.completed, keep.cancelled)).await? {
-        left += note(&day);
-    }
+    let mut left = step("days", days(store, keep).await)?;
     if let Some(age) = keep.cancelled {
-        left += all(store, Oldest::Cancelled, age).await?;
+        left += step("cancelled jobs", all(store, Oldest::Cancelled, age).await)?;
     }
     if keep.completed.is_some() {
-        left += walk(store, Walk::Finished(keep)).await?;
+        left += step("finished jobs", walk(store, Walk::Finished(keep)).await)?;
     }
     if let Some(age) = keep.dead {
-        left += all(store, Oldest::Dead, age).await?;
+        left += step("dead letters", all(store, Oldest::Dead, age).await)?;
     }
     if shortest.is_some() {
-        walk(store, Walk::Traces).await?;
+        step("traces", walk(store, Walk::Traces).await)?;
     }
     if let Some(age) = keep.keys {
         // Only NATS knows which messages may be redelivered.
         let first_seq = nats.first_sequence().await.ok();
-        metrics::purged("keys", walk(store, Walk::Keys(age, first_seq)).await?);
+        metrics::purged("keys", step("keys", walk(store, Walk::Keys(age, first_seq)).await)?);
     }
     if let Some(age) = keep.events {
-        all(store, Oldest::Events, age).await?;
+        step("events", all(store, Oldest::Events, age).await)?;
     }
     if let Some(age) = keep.audit {
-        all(store, Oldest::Acts, age).await?;
+        step("audit", all(store, Oldest::Acts, age).await)?;
     }
     store.purge_done().await?;
     if left > 0 {
         tracing::info!(jobs = left, "the sweep removed finished jobs");
     }
     Ok(left)
+}
+
+/// Returns how many rows a step of the sweep has removed. Its error keeps no other step from its own rows.
+fn step(of: &'static str, done: Result<u64, StoreError>) -> Result<u64, StoreError> {
+    match done {
+        Err(error) if !error.is_outage() => {
+            let error = JobError::from(error).text();
+            if let Some(left_out) = repeats::tell(&format!("sweep of {of}"), &error) {
+                tracing::warn!(
+                    of,
+                    error,
+                    left_out,
+                    "could not remove old rows; the sweep goes on with others, and the next one tries again. If this \
+                     stays, remove the cause that Postgres names, or these rows fill the disk"
+                );
+            }
+            Ok(0)
+        }
+        done => done,
+    }
+}
+
+/// Drops the days that are old enough as a whole.
+async fn days(store: &Store, keep: &Retention) -> Result<u64, StoreError> {
+    let mut total = 0;
+    while let Some(day) = paced(store.purge_day(keep.completed, keep.cancelled)).await? {
+        total += note(&day);
+    }
+    Ok(total)
 }
 
 /// Rows that the sweep removes oldest first.

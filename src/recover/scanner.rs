@@ -60,8 +60,8 @@ pub(crate) async fn scan(
         reset += reset_some(store, jobs, worker_id, hooks).await?;
     }
     // Housekeeping. Partitions are made a week ahead: once per scan is enough, and costs one lookup.
-    store.create_partitions().await?;
-    store.forget_workers(None, FORGOTTEN_AFTER).await?;
+    let made = store.create_partitions().await;
+    let forgotten = store.forget_workers(None, FORGOTTEN_AFTER).await;
     // The metrics may take too long with a very long queue; recovery does not depend on them.
     if let Err(error) = waiting::measure(store, nats, memory, scan_every, true).await {
         let error = JobError::from(error).text();
@@ -76,7 +76,8 @@ pub(crate) async fn scan(
     if let Err(error) = store.thin_activity().await {
         tracing::debug!(%error, "adding up old statistics failed; the next scan will retry");
     }
-    Ok(Some(reset))
+    // At the end: neither keeps the other, or the counts, from being made.
+    made.and(forgotten.map(drop)).map(|()| Some(reset))
 }
 
 /// Resets these jobs. A job that Postgres refuses to write keeps no other from its reset: the batch is halved, down to

@@ -547,3 +547,38 @@ async fn the_dashboard_says_it_on_its_first_page_and_releases_a_kind() {
     let looks = Dashboard::start(&bench, &[], &[]).await;
     assert_eq!(looks.post("/kinds/charge/release", "").await.status, 403);
 }
+
+/// Postgres refuses the list of the jobs that wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_cannot_report_still_learns_the_rules() {
+    let bench = bench().await;
+    let bank = Bank::default();
+    bank.works.store(true, Ordering::SeqCst);
+    bench.tenure.put_quarantine("charge", rule().probe_every(Duration::from_secs(3_600))).await.unwrap();
+    let begin = "UPDATE tenure.quarantines SET began_at = now(), ended = 10, failed = 9, next_probe_at = now() + '50 min'";
+    bench.execute(begin).await;
+    let _worker = bank.worker(&bench);
+    let snoozed = "(SELECT count(*) FROM tenure.jobs WHERE scheduled_at > now() + '5 minutes')";
+    let until_snoozed = async |more: i64| {
+        let before: i64 = bench.value(&format!("SELECT {snoozed}")).await;
+        while bench.value::<i64>(&format!("SELECT {snoozed}")).await < before + more {
+            enqueue(&bench, "charge", 1).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    until_snoozed(1).await;
+    bench.execute("ALTER TABLE tenure.quarantined_jobs RENAME TO hidden").await;
+    // This one is in every report from now on.
+    until_snoozed(1).await;
+    bench.execute("UPDATE tenure.quarantines SET began_at = NULL, next_probe_at = NULL").await;
+    let before = bank.calls();
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while bank.calls() == before {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the worker does not learn that the quarantine has ended"
+        );
+        enqueue(&bench, "charge", 1).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}

@@ -362,3 +362,28 @@ async fn no_row_younger_than_an_hour_is_ever_purged() {
     let right = bench.program(&["jobs", "list"]).env("TENURE_KEEP_DEAD", "forever").output().await.unwrap();
     assert!(right.status.success());
 }
+
+/// An operator's view, for example, keeps a day of the history.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_day_that_cannot_leave_keeps_no_other_row() {
+    let bench = bench_with(|config| {
+        config.timing.scan_every = Duration::from_millis(100);
+        let kept = &mut config.retention;
+        for age in [&mut kept.completed, &mut kept.cancelled, &mut kept.dead] {
+            *age = Some(Duration::from_secs(2 * 86_400));
+        }
+    })
+    .await;
+    one_of_each(&bench).await;
+    age(&bench, 9).await;
+    let days = "SELECT min(relname::text) FROM pg_class WHERE relname ~ '^job_history_[0-9]{8}$'";
+    let oldest: String = bench.value(days).await;
+    bench.execute(&format!("CREATE VIEW public.of_a_day AS SELECT id FROM tenure.{oldest}")).await;
+    sweep(&bench).await;
+    assert_eq!(bench.count("tenure.job_history").await, 0, "of later days");
+    assert_eq!(bench.count("tenure.dead_letter_jobs").await, 0, "of later steps");
+    assert_eq!(bench.value::<String>(days).await, oldest);
+    bench.execute("DROP VIEW public.of_a_day").await;
+    sweep(&bench).await;
+    assert_ne!(bench.value::<String>(days).await, oldest);
+}

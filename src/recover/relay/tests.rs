@@ -220,6 +220,22 @@ async fn a_job_whose_message_is_lost_is_republished_and_counted_once() {
     assert_eq!(logs.of("messages were lost"), 1);
 }
 
+/// Postgres refuses to write the job of one queue.
+#[tokio::test]
+async fn a_queue_whose_lost_jobs_cannot_be_taken_keeps_no_other_from_its_look() {
+    let place = place().await;
+    place.tenure.nats().ensure_stream().await.unwrap();
+    for queue in ["a", "b"] {
+        place.tenure.nats().ensure_consumer(queue).await.unwrap();
+        due(&place, queue, 1).await;
+    }
+    published_long_ago(&place).await;
+    place.raise_once("22023").await;
+    let mut lost = lost();
+    assert_eq!(look(&place, &mut lost).await, 1, "of the other queue");
+    assert_eq!(look(&place, &mut lost).await, 1, "of the first one");
+}
+
 /// The job counts as published from its INSERT on, but its producer publishes it after the commit.
 #[tokio::test]
 async fn a_job_of_a_transaction_that_has_just_been_committed_is_not_lost() {

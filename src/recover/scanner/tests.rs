@@ -36,6 +36,19 @@ async fn a_scan_resets_stale_jobs_when_it_is_due() {
     assert_eq!(place.value("SELECT count(*) FROM tenure.jobs WHERE status = 'queued'").await, "2");
 }
 
+/// Another table may have the name of a partition, for example.
+#[tokio::test]
+async fn days_that_cannot_be_made_ahead_keep_no_queue_from_being_counted() {
+    let place = place().await;
+    place.execute("ALTER FUNCTION tenure.create_history_partitions RENAME TO hidden").await;
+    place.execute("UPDATE tenure.scanner_state SET last_scan_at = now() - interval '31 s'").await;
+    let (store, nats) = (place.tenure.store(), place.tenure.nats());
+    let (memory, hooks) = (Memory::default(), Hooks::default());
+    let scanned = scan(store, nats, &memory, "me", seconds(30), seconds(300), &hooks).await;
+    assert!(scanned.is_err(), "another worker may make them");
+    assert_ne!(place.value("SELECT measured_at FROM tenure.scanner_state").await, "");
+}
+
 #[tokio::test]
 async fn a_scan_in_a_grace_or_with_an_open_breaker_resets_nothing_and_counts_the_queues() {
     let place = place().await;

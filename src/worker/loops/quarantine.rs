@@ -31,27 +31,21 @@ impl Work for WatchKinds {
     async fn run(self) {
         loop {
             sleep(jittered(self.turns.in_step(self.every, LOOKED_BY))).await;
-            let seen = if self.turns.has_quarantines() {
-                let looked = async {
-                    self.quarantine.report().await?;
-                    self.quarantine.look().await
-                };
-                looked.await
+            let (reported, seen) = if self.turns.has_quarantines() {
+                // What cannot be reported keeps no rule from being read.
+                (self.quarantine.report().await, self.quarantine.look().await)
             } else {
-                Ok(self.quarantine.forget())
+                (Ok(()), Ok(self.quarantine.forget()))
             };
-            match seen {
-                Ok(seen) => {
-                    for (kind, is_quarantined) in seen {
-                        self.gauges.quarantine(&kind, is_quarantined);
-                    }
-                }
-                Err(error) => {
-                    if let Some(left_out) = repeats::tell("quarantine", &error) {
-                        tracing::warn!(%error, left_out,
-                            "could not count the attempts of watched kinds; see postgres/roles.sql");
-                    }
-                }
+            let error = reported.err().or(seen.as_ref().err().cloned());
+            for (kind, is_quarantined) in seen.unwrap_or_default() {
+                self.gauges.quarantine(&kind, is_quarantined);
+            }
+            if let Some(error) = error
+                && let Some(left_out) = repeats::tell("quarantine", &error)
+            {
+                tracing::warn!(%error, left_out,
+                    "could not count the attempts of watched kinds; see postgres/roles.sql");
             }
         }
     }
