@@ -205,7 +205,6 @@ statements! {
     LIMIT_IDLE = "session" "limit_idle";
     FENCE = "attempt" "fence";
     LIMIT_TRANSACTION = "session" "limit_transaction";
-    LIMIT_STATEMENT = "session" "limit_statement";
     LOCK_JOB = "attempt" "lock_job";
     END_TRANSACTION = "session" "end_transaction";
     ONCE = "attempt" "once";

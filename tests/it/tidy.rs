@@ -175,7 +175,8 @@ fn no_sql_is_built_from_input() {
         "store/bench.rs: let insert = query(AssertSqlSafe(insert.as_str())).bind(Uuid::now_v7()).bind(payload);",
         "store/bench.rs: let rows = self.rows(query(AssertSqlSafe(seconds))).await?;",
         // One of three levels, and a number.
-        "store/call/transaction.rs: let answer = self.deadline(held.connection.begin_with(AssertSqlSafe(isolation.begin(idle)))).await;",
+        "store/call/transaction.rs: AssertSqlSafe(format!(",
+        "store/call/transaction.rs: let limit = AssertSqlSafe(format!(\"SET LOCAL statement_timeout = {}\", milliseconds(within)));",
         // The files under migrations/.
         "store/migrate.rs: raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut connection).await?;",
         "store/migrate.rs: let done = raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(transaction).await;",

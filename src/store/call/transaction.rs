@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     job::{JobError, duration::written},
-    store::{END_TRANSACTION, LIMIT_STATEMENT},
+    proof::fault,
+    store::END_TRANSACTION,
 };
 
 /// How much a handler's transaction sees of other transactions' commits.
@@ -30,19 +31,37 @@ pub enum Isolation {
 
 impl Isolation {
     /// Returns the statements that open a transaction. The server ends it when the caller is silent for `idle`: a
-    /// frozen worker must not keep its locks from the next attempt.
-    fn begin(self, idle: Duration) -> String {
+    /// frozen worker must not keep its locks from the next attempt, nor from the fleet.
+    fn begin(self, idle: Duration) -> AssertSqlSafe<String> {
         let level = match self {
             Self::ReadCommitted => "READ COMMITTED",
             Self::RepeatableRead => "REPEATABLE READ",
             Self::Serializable => "SERIALIZABLE",
         };
-        let idle = idle.as_millis().clamp(1, 2_147_483_647);
-        format!("BEGIN ISOLATION LEVEL {level}; SET LOCAL idle_in_transaction_session_timeout = {idle}")
+        let idle = milliseconds(idle);
+        AssertSqlSafe(format!(
+            "BEGIN ISOLATION LEVEL {level}; SET LOCAL idle_in_transaction_session_timeout = {idle}"
+        ))
     }
 }
 
+/// A limit, as Postgres's settings take it.
+fn milliseconds(limit: Duration) -> u128 {
+    limit.as_millis().clamp(1, 2_147_483_647)
+}
+
+/// Limits how long each statement of this transaction may take.
+async fn limit_statements(transaction: &mut PgConnection, within: Duration) -> Result<(), sqlx::Error> {
+    let limit = AssertSqlSafe(format!("SET LOCAL statement_timeout = {}", milliseconds(within)));
+    sqlx::raw_sql(limit).execute(transaction).await.map(drop)
+}
+
 impl Store {
+    /// The statements that open a transaction of tenure's own.
+    fn begin(&self) -> AssertSqlSafe<String> {
+        Isolation::ReadCommitted.begin(self.within)
+    }
+
     /// Runs `work` in a transaction, and commits if it returns `Ok`.
     ///
     /// `work` has no deadline: it is the user's. Dropping this future rolls the transaction back.
@@ -62,7 +81,7 @@ impl Store {
             }
             answer => self.observe_handlers(answer)?,
         };
-        let answer = self.deadline(held.connection.begin_with(AssertSqlSafe(isolation.begin(idle)))).await;
+        let answer = self.deadline(held.connection.begin_with(isolation.begin(idle))).await;
         let mut transaction = self.observe_handlers(answer)?;
         match work(&mut transaction).await {
             Ok(value) => {
@@ -91,7 +110,7 @@ impl Store {
         let until = self.until();
         let answer = self.acquire_own(until).await;
         let mut held = self.observe_by(until, answer)?;
-        let answer = self.deadline(held.connection.begin()).await;
+        let answer = self.deadline(held.connection.begin_with(self.begin())).await;
         let mut transaction = self.observe_by(until, answer)?;
         match work(&mut transaction).await {
             Ok(value) => {
@@ -142,7 +161,7 @@ impl Store {
         let mut held = self.observe_by(until, answer)?;
         let answer = self
             .deadline_at(until, async {
-                let mut transaction = held.connection.begin().await?;
+                let mut transaction = held.connection.begin_with(self.begin()).await?;
                 let answer = match work(&mut transaction).await {
                     Ok(value) if commits => return transaction.commit().await.map(|()| value),
                     answer => answer,
@@ -176,10 +195,7 @@ impl Store {
     ) -> Rows {
         self.own_transaction(move |transaction| {
             async move {
-                sqlx::query(LIMIT_STATEMENT)
-                    .bind(within.as_millis().to_string())
-                    .execute(&mut *transaction)
-                    .await?;
+                limit_statements(transaction, within).await?;
                 query.fetch_all(&mut *transaction).await
             }
             .boxed()
@@ -209,12 +225,10 @@ impl Store {
         // Boxed, because these futures are large and every future that awaits them would be, too.
         let mut connection = Box::pin(self.migration_connection()).await?;
         let call = Box::pin(async {
-            let mut transaction = connection.begin().await?;
-            sqlx::query(LIMIT_STATEMENT)
-                .bind(within.as_millis().to_string())
-                .execute(&mut *transaction)
-                .await?;
+            let mut transaction = connection.begin_with(self.begin()).await?;
+            limit_statements(&mut transaction, within).await?;
             let rows = query.fetch_all(&mut *transaction).await?;
+            fault::point("aside");
             transaction.commit().await?;
             Ok(rows)
         });
