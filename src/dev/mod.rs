@@ -118,6 +118,7 @@ impl Guarded {
     fn start(
         program: &Path,
         arguments: &[String],
+        environment: &[(String, String)],
         signal: &str,
         user: Option<(u32, u32)>,
         folder: &Path,
@@ -142,6 +143,7 @@ impl Guarded {
             .arg("sh")
             .arg(program)
             .args(arguments)
+            .envs(environment.iter().cloned())
             .current_dir(folder)
             // Ctrl-C ends only this process; the server ends afterwards.
             .process_group(0)

@@ -115,7 +115,7 @@ impl Nats {
             arguments.extend(["-c".into(), config.to_string_lossy().into_owned()]);
         }
         fs::remove_file(self.folder.join("nats.pid")).ok();
-        self.guard = Guarded::start(&self.program, &arguments, "TERM", None, &self.folder, &log)?;
+        self.guard = Guarded::start(&self.program, &arguments, &[], "TERM", None, &self.folder, &log)?;
         let port = self.port;
         wait_ready("nats-server", &log, || greets(port), || self.guard.has_ended())
     }

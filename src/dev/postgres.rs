@@ -25,6 +25,7 @@ pub struct Postgres {
     password: String,
     durable: bool,
     settings: Vec<String>,
+    environment: Vec<(String, String)>,
     guard: Guarded,
 }
 
@@ -86,6 +87,7 @@ impl Postgres {
             password,
             durable,
             settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),
+            environment: Vec::new(),
             guard: Guarded { shell: None },
         };
         server.restart()?;
@@ -132,6 +134,17 @@ impl Postgres {
         }
     }
 
+    /// [`Postgres::restart`] with these environment variables, from now on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Postgres::restart`].
+    pub fn restart_with(&mut self, environment: &[(&str, &str)]) -> Result<(), DevError> {
+        self.environment =
+            environment.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        self.restart()
+    }
+
     /// Starts it again on the same port.
     ///
     /// # Errors
@@ -158,8 +171,15 @@ impl Postgres {
             let data = self.folder.join("data/postmaster.pid");
             // A server that was killed leaves its file behind.
             let before = pid_in(&data);
-            self.guard =
-                Guarded::start(&program, &arguments, "INT", find::postgres_user(), &self.folder, &log)?;
+            self.guard = Guarded::start(
+                &program,
+                &arguments,
+                &self.environment,
+                "INT",
+                find::postgres_user(),
+                &self.folder,
+                &log,
+            )?;
             // The eighth line tells a server that accepts queries from one that is still recovering.
             let is_ready = || {
                 let text = fs::read_to_string(&data).unwrap_or_default();

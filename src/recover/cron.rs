@@ -3,13 +3,16 @@
 //! workers may look at once.
 //!
 //! The only clock is that of Postgres. If it jumps ahead, the schedule misses ticks, and its policy decides about them.
-//! If it jumps back, no tick is repeated, because the next tick only moves forward.
+//! If it steps back, a schedule that ticks at least once an hour goes on by the new time, and a rarer one repeats its
+//! ticks after a step of three hours or more alone: the rule of cron(8) in Debian.
 //!
 //! Invariants, each held by the test of that name:
 //!
 //! - `of_many_workers_one_enqueues_the_job_of_a_tick`
 //! - `missed_ticks_are_skipped_made_up_once_or_all_made_up`
 //! - `the_next_tick_is_always_later_than_the_last_even_if_the_clock_jumps`
+//! - `a_step_back_of_the_clock_repeats_no_rare_tick_and_stops_no_frequent_one`
+//! - `schedules_that_fail_or_are_locked_keep_no_other_from_its_ticks`
 
 use std::time::Duration;
 
@@ -27,6 +30,8 @@ use crate::{
 const LATE: Duration = Duration::from_mins(1);
 /// The most jobs of one schedule that one look enqueues; the next look goes on.
 const TICKS_MAX: usize = 100;
+/// The most schedules of one statement.
+const PAGE: usize = 100;
 
 /// A parsed cron expression with its time zone.
 #[derive(Debug, Clone)]
@@ -85,6 +90,14 @@ impl CronSchedule {
         };
         Plan { ticks, next: self.after(from) }
     }
+
+    /// Returns the tick to go on with, for a schedule whose last tick lies ahead: the clock has stepped back. `None`: it
+    /// waits until `next`.
+    fn after_a_step_back(&self, next: DateTime<Utc>, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let sooner = self.after(now).filter(|sooner| *sooner < next)?;
+        let is_frequent = self.after(sooner).is_some_and(|then| then - sooner <= TimeDelta::hours(1));
+        (is_frequent || next - sooner >= TimeDelta::hours(3)).then_some(sooner)
+    }
 }
 
 impl CronSchedule {
@@ -140,26 +153,63 @@ pub(crate) struct Plan {
 
 /// Enqueues the jobs of ticks that are due, and returns their number. The relay publishes them.
 pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
-    let mut jobs = 0;
-    for schedule in store.due_schedules().await? {
-        match tick_one(store, &schedule).await {
-            Ok(enqueued) => jobs += enqueued,
-            Err(error) if error.is_unavailable() => return Err(error),
-            // One schedule's error keeps no other from its ticks.
-            Err(error) => {
-                let (name, why) = (&schedule.name, JobError::from(error).text());
-                if let Some(left_out) = repeats::tell(&format!("tick of {name}"), &why) {
-                    tracing::error!(
-                        schedule = name,
-                        error = why,
-                        left_out,
-                        "could not enqueue the job of a schedule's tick; the worker will retry"
-                    );
-                }
+    let (mut jobs, mut last) = (0, None);
+    loop {
+        let page = store.due_schedules(last.as_ref(), false).await?;
+        for schedule in &page {
+            match tick_one(store, schedule).await {
+                Ok(enqueued) => jobs += enqueued,
+                Err(error) if error.is_outage() => return Err(error),
+                Err(error) => failed(&schedule.name, error),
             }
         }
+        let is_last = page.len() < PAGE;
+        last = page.into_iter().next_back();
+        if is_last || last.is_none() {
+            return Ok(jobs);
+        }
     }
-    Ok(jobs)
+}
+
+/// Lets schedules whose last tick lies ahead go on by the database's clock, which has stepped back.
+pub(crate) async fn follow_clock(store: &Store) -> Result<(), StoreError> {
+    let mut last = None;
+    loop {
+        let page = store.due_schedules(last.as_ref(), true).await?;
+        for DueSchedule { name, cron, time_zone, next_at, now, .. } in &page {
+            let next =
+                CronSchedule::new(cron, time_zone).ok().and_then(|of| of.after_a_step_back(*next_at, *now));
+            let Some(next) = next else { continue };
+            match store.tick(name, *next_at, Some(next), &[], &[]).await {
+                Ok(_) => tracing::warn!(
+                    schedule = name,
+                    was = %next_at,
+                    %next,
+                    "the clock of Postgres has stepped back; a schedule goes on by the new time"
+                ),
+                Err(error) if error.is_outage() => return Err(error),
+                Err(error) => failed(name, error),
+            }
+        }
+        let is_last = page.len() < PAGE;
+        last = page.into_iter().next_back();
+        if is_last || last.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Says why a schedule has no tick. Its error, or a lock on its row or its job's, keeps no other from its ticks.
+fn failed(schedule: &str, error: StoreError) {
+    let error = JobError::from(error).text();
+    if let Some(left_out) = repeats::tell(&format!("tick of {schedule}"), &error) {
+        tracing::error!(
+            schedule,
+            error,
+            left_out,
+            "could not enqueue the job of a schedule's tick; the worker will retry"
+        );
+    }
 }
 
 async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreError> {
@@ -176,7 +226,7 @@ async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreE
     let Plan { ticks, next } = ticks.without_overlap(plan, schedule);
     if let (Overlap::Cancel, Some(last)) = (schedule.overlap, schedule.live) {
         // Before the tick, which another look repeats if this worker dies in between.
-        store.cancel(&[last], None).await?;
+        store.cancel_last(last).await?;
         tracing::info!(schedule = name, job = %last, "cancelled the job of a schedule's last tick");
     }
     if next.is_none() {
@@ -205,8 +255,10 @@ async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreE
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
+    use crate::{JobRequest, proof::place, schedules::Schedule};
 
     fn at(text: &str) -> DateTime<Utc> {
         text.parse().unwrap()
@@ -272,6 +324,68 @@ mod tests {
         let every_second = ticks("* * * * * *", "UTC");
         let plan = every_second.plan(due, at("2027-01-01T00:00:00Z"), MissedTicks::All);
         assert_eq!((plan.ticks.len(), plan.next), (TICKS_MAX, Some(due + TimeDelta::seconds(100))));
+    }
+
+    #[test]
+    fn a_step_back_of_the_clock_repeats_no_rare_tick_and_stops_no_frequent_one() {
+        let next =
+            |cron: &str, next: &str, now: &str| ticks(cron, "UTC").after_a_step_back(at(next), at(now));
+        let some = |time: &str| Some(at(time));
+        let (noon, one) = ("2026-01-01T12:00:30Z", "2026-01-01T13:00:00Z");
+        assert_eq!(next("* * * * *", one, noon), some("2026-01-01T12:01:00Z"));
+        assert_eq!(next("*/15 * * * *", one, noon), some("2026-01-01T12:15:00Z"));
+        // It ran at 12:30 of before the step.
+        assert_eq!(next("30 12 * * *", "2026-01-02T12:30:00Z", noon), some("2026-01-01T12:30:00Z"));
+        let weekly = "30 12 * * THU";
+        assert_eq!(
+            next(weekly, "2026-01-08T12:30:00Z", "2026-01-01T12:40:00Z"),
+            None,
+            "its next tick is right"
+        );
+        assert_eq!(
+            next("0 */2 * * *", "2026-01-01T14:00:00Z", "2026-01-01T11:30:00Z"),
+            None,
+            "less than three hours"
+        );
+    }
+
+    /// More schedules fail than one statement names; the last job of one is locked, and so is the row of another.
+    #[tokio::test]
+    async fn schedules_that_fail_or_are_locked_keep_no_other_from_its_ticks() {
+        let place = place().await;
+        let (tenure, store) = (&place.tenure, place.tenure.store());
+        let schedule =
+            |name: &str, kind: &str| Schedule::new(name, "0 3 * * *", JobRequest::new("q", kind, json!(1)));
+        for n in 0..PAGE + 20 {
+            tenure.put_schedule(schedule(&format!("bad-{n}"), "bad")).await.unwrap();
+        }
+        tenure.put_schedule(schedule("cancels", "slow").overlap(Overlap::Cancel)).await.unwrap();
+        tenure.put_schedule(schedule("locked", "good")).await.unwrap();
+        tenure.put_schedule(schedule("last", "good")).await.unwrap();
+        let slow = tenure.enqueue(JobRequest::new("q", "slow", json!(1))).await.unwrap().id;
+        for sql in [
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'bad'; END $$",
+            "CREATE TRIGGER refuse BEFORE INSERT ON tenure.jobs FOR EACH ROW WHEN (NEW.kind = 'bad')
+                EXECUTE FUNCTION public.refuse()",
+            "UPDATE tenure.schedules SET next_at = now() - interval '10 s'",
+            "UPDATE tenure.schedules SET next_at = now() - interval '1 s' WHERE name = 'last'",
+            &format!("UPDATE tenure.schedules SET last_job_id = '{slow}' WHERE name = 'cancels'"),
+        ] {
+            place.execute(sql).await;
+        }
+        let mut open = place.pool.begin().await.unwrap();
+        for sql in [
+            "SELECT 1 FROM tenure.jobs FOR UPDATE",
+            "SELECT 1 FROM tenure.schedules WHERE name = 'locked' FOR UPDATE",
+        ] {
+            sqlx::query(sql).execute(&mut *open).await.unwrap();
+        }
+        assert_eq!(tick(store).await.unwrap(), 1);
+        assert_eq!(place.value("SELECT count(*) FROM tenure.jobs WHERE kind = 'good'").await, "1");
+        assert!(store.availability().borrow().up, "a lock of one row is no outage");
+        open.rollback().await.unwrap();
+        assert_eq!(tick(store).await.unwrap(), 2);
+        assert_eq!(place.value("SELECT count(*) FROM tenure.jobs WHERE kind IN ('good', 'slow')").await, "3");
     }
 
     proptest! {

@@ -14,7 +14,7 @@
 use std::time::Duration;
 
 use super::{
-    report_reset,
+    cron, report_reset,
     waiting::{self, Memory},
 };
 use crate::{
@@ -45,6 +45,10 @@ pub(crate) async fn scan(
     stale_after: Duration,
     hooks: &Hooks,
 ) -> Result<Option<usize>, StoreError> {
+    let Some(is_ahead) = store.scan_due(scan_every).await? else { return Ok(None) };
+    if is_ahead {
+        follow_clock(store).await;
+    }
     let Some(gate) = store.scan_gate(scan_every, stale_after, SILENT_MAX).await? else { return Ok(None) };
     if gate.stale > 0 && (gate.in_grace || gate.breaker_open) {
         tracing::warn!(
@@ -78,6 +82,21 @@ pub(crate) async fn scan(
     }
     // At the end: neither keeps the other, or the counts, from being made.
     made.and(forgotten.map(drop)).map(|()| Some(reset))
+}
+
+/// The scan does not depend on it: jobs of dead workers wait for that.
+async fn follow_clock(store: &Store) {
+    tracing::warn!(
+        "the clock of Postgres has stepped back: times that lie ahead count as now, and pauses begin anew"
+    );
+    for followed in [store.follow_clock().await, cron::follow_clock(store).await] {
+        if let Err(error) = followed {
+            tracing::warn!(
+                error = JobError::from(error).text(),
+                "not every time could be written anew; some work may wait for the time of before the step"
+            );
+        }
+    }
 }
 
 /// Resets these jobs. A job that Postgres refuses to write keeps no other from its reset: the batch is halved, down to

@@ -247,6 +247,7 @@ statements! {
     PASSED_MARK = "recover" "passed_mark";
     RECLAIM_LOST = "recover" "reclaim_lost";
     SCAN_DUE = "recover" "scan_due";
+    FOLLOW_CLOCK = "recover" "follow_clock";
     SCAN_GATE = "recover" "scan_gate";
     CREATE_PARTITIONS = "history" "create_partitions";
     MEASURE = "recover" "measure";
@@ -308,7 +309,6 @@ statements! {
     HELD_FOR = "lane" "held_for";
     LANES_OVERDUE = "lane" "lanes_overdue";
     SWEEP_LANES = "lane" "sweep_lanes";
-    WAKE_LANES_AHEAD = "lane" "wake_lanes_ahead";
     LINK_JOBS = "group" "link_jobs";
     ADD_EDGES = "group" "add_edges";
     ADD_FOLLOWERS = "group" "add_followers";
@@ -395,7 +395,7 @@ statements! {
     DOCTOR_LANES = "doctor" "doctor_lanes";
     DOCTOR_KINDS = "doctor" "doctor_kinds";
     DOCTOR_WRITE = "doctor" "doctor_write";
-    ADVANCE = "test" "advance";
+    TIMES_THAT_PASS = "test" "times_that_pass";
     DUE_NOW = "test" "due_now";
     LOSE = "test" "lose";
 }

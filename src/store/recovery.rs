@@ -6,10 +6,10 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    ADD_MARK, CREATE_PARTITIONS, FLEET, FORGET_WORKERS, LEAVE_TURNS, MEASURE, MEASURE_ALONE, NOTE_REFUSED,
-    NOTE_WAITING, PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE,
-    RESET_VANISHED, RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE,
-    TAKE_OVER, TAKE_TURNS, WAKE_LANES_AHEAD, WORKERS_OF_HOST,
+    ADD_MARK, CREATE_PARTITIONS, FLEET, FOLLOW_CLOCK, FORGET_WORKERS, LEAVE_TURNS, MEASURE, MEASURE_ALONE,
+    NOTE_REFUSED, NOTE_WAITING, PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER,
+    RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS,
+    TAKE_DUE, TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, Suspect, Suspects, Turns, due_jobs, ended},
     waiting::{
@@ -177,6 +177,17 @@ impl Store {
         Ok(!self.rows(query(LEAVE_TURNS).bind(worker_id)).await?.is_empty())
     }
 
+    /// Whether a scan may be due; and whether the last one lies ahead of the clock, which then has stepped back.
+    pub(crate) async fn scan_due(&self, scan_every: Duration) -> Result<Option<bool>, StoreError> {
+        let rows = self.rows(query(SCAN_DUE).bind(scan_every.as_secs_f64())).await?;
+        Ok(rows.first().map(|row| row.try_get("is_ahead")).transpose()?)
+    }
+
+    /// Lets no time of before decide: the clock has stepped back. The call may take long, as that of `scan_gate`.
+    pub(crate) async fn follow_clock(&self) -> Result<(), StoreError> {
+        self.rows_aside(SCANNED_WITHIN, query(FOLLOW_CLOCK)).await.map(drop)
+    }
+
     /// Asks whether this worker scans now, and finds the quietest silent jobs, at most `limit`. `None`: another worker
     /// scans in this interval.
     ///
@@ -187,14 +198,6 @@ impl Store {
         stale_after: Duration,
         limit: i64,
     ) -> Result<Option<Gate>, StoreError> {
-        let due = self.rows(query(SCAN_DUE).bind(scan_every.as_secs_f64())).await?;
-        let Some(due) = due.first() else { return Ok(None) };
-        if due.try_get("is_ahead")? {
-            // The scan does not depend on it: jobs of dead workers wait for that.
-            if let Err(error) = self.rows(query(WAKE_LANES_AHEAD)).await {
-                tracing::warn!(%error, "the clock of Postgres has stepped back; lanes may wait for the time of before");
-            }
-        }
         let gate = query(SCAN_GATE).bind(scan_every.as_secs_f64()).bind(stale_after.as_secs_f64());
         let rows = self.rows_aside(SCANNED_WITHIN, gate.bind(limit)).await?;
         let gate = |row: &PgRow| {

@@ -1,12 +1,15 @@
 //! Schedules: the statements about them. One method, one statement.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    DUE_SCHEDULES, LIST_SCHEDULES, PAUSE_SCHEDULE, PUT_SCHEDULE, REMOVE_SCHEDULE, RESUME_SCHEDULE, TICK,
+    CANCEL, DUE_SCHEDULES, LIST_SCHEDULES, PAUSE_SCHEDULE, PUT_SCHEDULE, REMOVE_SCHEDULE, RESUME_SCHEDULE,
+    TICK,
     call::{Store, StoreError},
     rows::{NewJob, both, u32_of},
 };
@@ -102,10 +105,19 @@ fn overlap(row: &PgRow) -> Result<Overlap, sqlx::Error> {
     row.try_get::<&str, _>("overlap")?.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
 }
 
+/// How long a tick waits for the job of the last one.
+const LOCKED_FOR: Duration = Duration::from_millis(250);
+
 impl Store {
-    /// Returns schedules whose next tick is due.
-    pub(crate) async fn due_schedules(&self) -> Result<Vec<DueSchedule>, StoreError> {
-        let rows = self.rows(query(DUE_SCHEDULES)).await?;
+    /// Returns schedules whose next tick is due, at most 100 that come after `last`. `is_ahead`: those whose last tick lies
+    /// ahead of the clock, instead.
+    pub(crate) async fn due_schedules(
+        &self,
+        last: Option<&DueSchedule>,
+        is_ahead: bool,
+    ) -> Result<Vec<DueSchedule>, StoreError> {
+        let (at, name) = last.map(|last| (last.next_at, &last.name)).unzip();
+        let rows = self.rows(query(DUE_SCHEDULES).bind(is_ahead).bind(at).bind(name)).await?;
         let due = |row: &PgRow| {
             let is_live: bool = row.try_get("last_is_live")?;
             Ok(DueSchedule {
@@ -134,6 +146,12 @@ impl Store {
         let query = query(TICK).bind(name).bind(due).bind(next).bind(jobs).bind(ticks);
         let rows = self.rows(query).await?;
         Ok(rows.first().map(|row| row.try_get("queue")).transpose()?)
+    }
+
+    /// Cancels the job of a schedule's last tick, unless its row stays locked.
+    pub(crate) async fn cancel_last(&self, job: JobId) -> Result<(), StoreError> {
+        let cancel = query(CANCEL).bind(vec![job]).bind(None::<Vec<String>>);
+        self.rows_within(LOCKED_FOR, cancel).await.map(drop)
     }
 
     /// Creates or changes a schedule. `None`: it is another version than the change may replace.

@@ -74,6 +74,8 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "cells/mark_queue"
     "cells/open_queue"
     "cells/refuse_moved"
+    "clock/follow_clock"
+    "clock/stored_times"
     "enqueue/create_jobs"
     "enqueue/enqueue"
     "enqueue/enqueue_many"
@@ -141,7 +143,6 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "lanes/remove_lanes"
     "lanes/sweep_lanes"
     "lanes/tend_lanes"
-    "lanes/wake_lanes_ahead"
     "quarantine/has_quarantines"
     "redrives/has_redrives"
     "redrives/note_redriven_ends"
@@ -174,6 +175,8 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "forget_mark",
     "mark_queue",
     "open_queue",
+    "follow_clock",
+    "stored_times",
     "take_key",
     "add_followers",
     "jobs_per_message",
@@ -190,7 +193,6 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "remove_lanes",
     "sweep_lanes",
     "tend_lanes",
-    "wake_lanes_ahead",
     "has_quarantines",
     "has_redrives",
     "redrive",

@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, PgPool, Row, postgres::PgPoolOptions, query};
+use futures::FutureExt;
+use sqlx::{
+    AssertSqlSafe, PgPool, Row,
+    postgres::{PgPoolOptions, PgRow},
+    query, raw_sql,
+};
 
 use super::{
-    ADVANCE, DUE_NOW, LOSE,
+    DUE_NOW, LOSE, TIMES_THAT_PASS,
     call::{Store, StoreError},
 };
 use crate::job::JobId;
@@ -35,7 +40,32 @@ impl Store {
 
     /// Moves all times in the database back by `by`.
     pub(crate) async fn advance(&self, by: Duration) -> Result<(), StoreError> {
-        self.rows(query(ADVANCE).bind(by.as_secs_f64())).await.map(drop)
+        let rows = self.rows(query(TIMES_THAT_PASS)).await?;
+        let of = |row: &PgRow| Ok((row.try_get("relation")?, row.try_get("names")?));
+        let times: Vec<(String, Vec<String>)> = rows.iter().map(of).collect::<Result<_, sqlx::Error>>()?;
+        let by = format!("interval '{} s'", by.as_secs_f64());
+        // In order of id, as claims lock them.
+        let mut sql = "SELECT FROM tenure.jobs ORDER BY id FOR NO KEY UPDATE;".to_owned();
+        for (relation, names) in times {
+            // What is held waits for no time.
+            let moved = names.iter().map(|name| {
+                format!("{name} = CASE WHEN {name} < '9998-01-01' THEN {name} - {by} ELSE {name} END")
+            });
+            // By way of another century: the time is in the key, and rows move one after the other.
+            if relation == "quarantine_counts" {
+                sql += "UPDATE tenure.quarantine_counts SET at = at + interval '100000 days';";
+                sql +=
+                    &format!("UPDATE tenure.quarantine_counts SET at = at - interval '100000 days' - {by};");
+                continue;
+            }
+            sql += &format!("UPDATE tenure.{relation} SET {};", moved.collect::<Vec<_>>().join(", "));
+        }
+        // Live workers would have scanned: without a last scan there is no gap after which owners get time to write.
+        sql += "UPDATE tenure.scanner_state SET last_scan_at = NULL";
+        self.own_transaction(move |transaction| {
+            async move { raw_sql(AssertSqlSafe(sql)).execute(transaction).await.map(drop) }.boxed()
+        })
+        .await
     }
 
     /// Returns how many jobs of these queues and kinds run or are due.

@@ -502,7 +502,7 @@ async fn a_producer_changes_no_job_by_the_functions_that_run_with_the_owners_rig
     for sql in [
         "SELECT tenure.tend_lanes(10, true)",
         "SELECT tenure.sweep_lanes(10)",
-        "SELECT tenure.wake_lanes_ahead()",
+        "SELECT tenure.follow_clock()",
         "SELECT tenure.put_lanes('q', NULL, NULL, NULL, NULL, NULL, false, false, '1s')",
         "SELECT tenure.remove_lanes('q')",
         "SELECT * FROM tenure.lane_jobs",

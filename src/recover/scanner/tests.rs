@@ -87,6 +87,8 @@ async fn times_of_a_clock_that_was_an_hour_ahead_stop_no_scan_and_keep_no_job() 
     assert_eq!(scan_now(&place).await, Some(0));
     assert_eq!(place.value(grace).await, "true", "at most stale_after from now");
     place.execute("UPDATE tenure.scanner_state SET grace_until = NULL").await;
+    assert_eq!(scan_now(&place).await, Some(0), "its owner gets stale_after from the step on");
+    place.execute(&format!("UPDATE tenure.jobs SET last_activity_at = {later}")).await;
     assert_eq!(scan_now(&place).await, Some(1), "its owner has had its grace");
     assert_eq!(place.value("SELECT status FROM tenure.jobs").await, "queued");
     // A breaker opens at the latest now, so that it closes.
@@ -94,6 +96,71 @@ async fn times_of_a_clock_that_was_an_hour_ahead_stop_no_scan_and_keep_no_job() 
     silent_jobs(&place, 21).await;
     assert_eq!(scan_now(&place).await, Some(0));
     assert_eq!(place.value("SELECT breaker_since <= now() FROM tenure.scanner_state").await, "true");
+}
+
+/// Every column with a time stands in the list, and only those.
+#[tokio::test]
+async fn every_stored_time_stands_once_in_the_list() {
+    let place = place().await;
+    let differs = "WITH listed AS (SELECT relation, name FROM tenure.stored_times()), found AS (
+            SELECT c.relname::text, a.attname::text
+              FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+             WHERE c.relnamespace = 'tenure'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+               AND c.relname NOT IN ('migrations', 'functions') AND a.atttypid = 'timestamptz'::regtype AND a.attnum > 0 AND NOT a.attisdropped)
+        SELECT string_agg(o::text, ', ') FROM (
+            (TABLE listed EXCEPT ALL TABLE found) UNION ALL (TABLE found EXCEPT ALL TABLE listed)) o";
+    assert_eq!(place.value(differs).await, "");
+}
+
+/// Each time an hour ahead, and an hour ago: after a scan none that tenure keeps lies further ahead than it may.
+#[tokio::test]
+async fn no_stored_time_lies_further_ahead_than_it_may_once_the_clock_has_stepped_back() {
+    let place = place().await;
+    place.claimed_by("alive").await;
+    let sleeps = place.claimed_by("alive").await.key.job;
+    for sql in [
+        "INSERT INTO tenure.lanes (queue, lane, next_at, refilled_at) VALUES ('q', 'a', now(), now())".to_owned(),
+        "INSERT INTO tenure.lane_wakes (at, queue, lane) VALUES (now(), 'q', 'a')".to_owned(),
+        "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, suspected_at, probed_at)
+         VALUES ('alive', 'h', 1, '{q}', 1, '', now(), now())".to_owned(),
+        format!("UPDATE tenure.jobs SET status = 'queued', claim_id = NULL, worker_id = NULL, worker_host = NULL, stale_after = NULL,
+                 last_activity_at = NULL, started_at = NULL, publish_at = now() + interval '20 s',
+                 scheduled_at = now() + interval '20 s', published_at = NULL WHERE id = '{sleeps}'"),
+        format!("INSERT INTO tenure.job_executions (job_id, fencing_token, attempt, claim_id, worker_id, started_at, finished_at, outcome)
+                 VALUES ('{sleeps}', 1, 1, gen_random_uuid(), 'alive', now(), now(), 'retried')"),
+        format!("INSERT INTO tenure.effects (job_id, key, fencing_token, result, step_kind, began_at, wakes_at)
+                 VALUES ('{sleeps}', 'nap', 1, 'null', 'sleep', now(), now() + interval '20 s')"),
+    ] {
+        place.execute(&sql).await;
+    }
+    let times = "SELECT string_agg(relation || ' ' || name, ',') FROM tenure.stored_times()";
+    let times: Vec<_> = place.value(times).await.split(',').map(str::to_owned).collect();
+    assert!(times.len() > 80, "{times:?}");
+    scan_now(&place).await;
+    for by in ["+ interval '1 h'", "- interval '1 h'"] {
+        for time in &times {
+            let (table, column) = time.split_once(' ').unwrap();
+            place.execute(&format!("UPDATE tenure.{table} SET {column} = {column} {by}")).await;
+        }
+        scan_if_due(&place).await;
+        for time in &times {
+            let (table, column) = time.split_once(' ').unwrap();
+            let ahead = format!(
+                "SELECT count(*) FROM tenure.{table}, tenure.stored_times() t
+                  WHERE (t.relation, t.name) = ('{table}', '{column}')
+                    AND {table}.{column} > clock_timestamp() + t.ahead"
+            );
+            assert_eq!(place.value(&ahead).await, "0", "{time} {by}");
+        }
+        for pause in
+            ["scheduled_at FROM tenure.jobs WHERE publish_at = scheduled_at", "wakes_at FROM tenure.effects"]
+        {
+            let left = format!(
+                "SELECT coalesce(max(at), now()) <= now() + interval '20 s' FROM (SELECT {pause}) p (at)"
+            );
+            assert_eq!(place.value(&left).await, "true", "{pause} {by}: a pause keeps its length");
+        }
+    }
 }
 
 #[tokio::test]

@@ -5,13 +5,15 @@
 --
 -- One row if the tick was moved. Of several workers that saw the same tick, the first moves it; the others wait for the
 -- row, find another tick in it, and change nothing. Nor does a worker that lost the answer and asks again.
--- The relay publishes the jobs.
+-- The relay publishes the jobs. A row that stays locked ends the statement: the next look goes on.
+-- The next tick only moves forward, unless the one that was due lies ahead: the clock has stepped back.
 WITH moved AS (
     UPDATE tenure.schedules
        SET next_at = coalesce($3, next_at), paused_at = CASE WHEN $3::timestamptz IS NULL THEN clock_timestamp() END,
            last_tick_at = coalesce(($5::timestamptz[])[cardinality($5::timestamptz[])], last_tick_at),
            last_job_id = coalesce(($4::uuid[])[cardinality($4::uuid[])], last_job_id)
-     WHERE name = $1 AND next_at = $2 AND paused_at IS NULL AND coalesce($3 > $2, true)
+     WHERE name = $1 AND next_at = $2 AND paused_at IS NULL AND coalesce($3 > least($2, statement_timestamp()), true)
+       AND (SELECT set_config('lock_timeout', '250ms', true)) IS NOT NULL
     RETURNING queue, kind, payload, tick_field, max_attempts
 ), created AS (
     INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at)

@@ -605,8 +605,11 @@ pub(super) const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "the database's clock jumps by an hour, either way",
-                "no job is taken from its owner",
-                &["faults::recovery::a_jump_of_the_databases_clock_takes_no_job_from_its_owner"],
+                "no job is taken from its owner; nothing stops, and nothing is published again and again",
+                &[
+                    "faults::recovery::a_jump_of_the_databases_clock_takes_no_job_from_its_owner",
+                    "faults::clock::a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere",
+                ],
             ),
         ],
     ),

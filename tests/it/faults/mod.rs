@@ -2,6 +2,7 @@
 
 mod answers;
 mod bodies;
+mod clock;
 mod crashes;
 mod foreign;
 mod groups;
