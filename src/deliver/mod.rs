@@ -13,17 +13,19 @@
 //! - `a_submission_delivered_again_after_its_job_completed_is_not_run_again`
 //! - `an_unknown_kind_waits_for_a_worker_that_handles_it`
 
+mod claims;
 pub(crate) mod message;
 
 use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use self::claims::claims;
 use crate::{
     deliver::message::{JobRef, Message, names, read},
     enqueue::insert::{self, Created, EnqueueError},
@@ -37,24 +39,19 @@ use crate::{
         hooks::{EnqueueHooks, Hooks, JobDied},
         metrics, repeats,
     },
-    proof::fault,
     recover,
     recover::lanes::tell_expired,
     run::{
         heartbeat::Heartbeat,
         running::{LocalJob, Message as JobMessage, Reservation, Rules, Running, RunningJob},
     },
-    store::{
-        AttemptEnd, ClaimRequest, LockPolicy, NewJob, Refused, Store, StoreError,
-        batch::{Batcher, ITEMS_MAX, in_order},
-    },
+    store::{AttemptEnd, ClaimRequest, NewJob, Refused, Store, StoreError, batch::Batcher},
 };
 
+/// The delivery from which on a job whose claim fails is claimed by a statement of its own.
+const HURTS: i64 = 3;
 /// The most retries of a claim that Postgres refused for a reason that may pass.
 const CLAIMS_MAX: usize = 3;
-
-/// The most bytes of payloads and checkpoints that one answer should carry.
-const CLAIMED_BYTES_MAX: usize = 16 << 20;
 
 /// The outcome of a delivery.
 pub(crate) enum Delivered {
@@ -75,6 +72,7 @@ pub(crate) struct Deliver {
     rows: Batcher<NewJob, Result<Created, EnqueueError>>,
     claims: Batcher<ClaimRequest, Result<Option<Claim>, StoreError>>,
     worker_id: Arc<str>,
+    host: Arc<str>,
     prefix: Arc<str>,
     payload_bytes_max: usize,
     unknown_kind_after: Duration,
@@ -86,6 +84,8 @@ pub(crate) struct Deliver {
     hooks: Hooks,
     /// Jobs whose claim got no answer, with the time of the claim.
     unanswered: Arc<Mutex<HashMap<JobId, Instant>>>,
+    /// When this worker last won a claim.
+    won_at: Arc<Mutex<Option<Instant>>>,
     /// Whether the jobs run in another process, which alone knows its claims: see [`Deliver::claiming_for`].
     runs_elsewhere: bool,
 }
@@ -110,7 +110,7 @@ impl Deliver {
         settings: DeliverSettings,
     ) -> Self {
         let (worker_id, host) = (settings.worker_id.clone(), settings.worker_host.clone());
-        let claims = claims(store.clone(), worker_id, host, settings.slots.clone());
+        let claims = claims(store.clone(), worker_id, host.clone(), settings.slots.clone());
         Self {
             // An enqueue's hooks hear of no submission.
             rows: insert::batcher(store.clone(), None, EnqueueHooks::default()),
@@ -118,6 +118,7 @@ impl Deliver {
             running,
             heartbeat,
             claims,
+            host,
             worker_id: settings.worker_id,
             prefix: settings.prefix,
             payload_bytes_max: settings.payload_bytes_max,
@@ -127,6 +128,7 @@ impl Deliver {
             slots: settings.slots,
             hooks: settings.hooks,
             unanswered: Arc::default(),
+            won_at: Arc::default(),
             runs_elsewhere: false,
         }
     }
@@ -135,8 +137,17 @@ impl Deliver {
     /// that is unknown here may have reached it by way of another gateway.
     pub(crate) fn claiming_for(&self, worker_id: &str, host: &str, slots: HashMap<String, Slots>) -> Self {
         let (worker_id, slots): (Arc<str>, _) = (worker_id.into(), Arc::new(slots));
-        let claims = claims(self.store.clone(), worker_id.clone(), host.into(), slots.clone());
-        Self { claims, worker_id, slots, unanswered: Arc::default(), runs_elsewhere: true, ..self.clone() }
+        let host: Arc<str> = host.into();
+        let claims = claims(self.store.clone(), worker_id.clone(), host.clone(), slots.clone());
+        Self {
+            claims,
+            worker_id,
+            host,
+            slots,
+            unanswered: Arc::default(),
+            runs_elsewhere: true,
+            ..self.clone()
+        }
     }
 
     /// Reads a delivery and claims its job. `rules` returns the rules of a kind, or `None` for a kind that this
@@ -212,7 +223,16 @@ impl Deliver {
                 missed => Ok(self.answer(&named, missed, delivery.deliveries)),
             };
         };
-        if let Some(claim) = self.claim(&named, rules).await? {
+        // One job's trouble is that job's: it neither stops a worker nor comes again for ever.
+        let claim = if delivery.deliveries >= HURTS && self.fails_alone(job) {
+            match Box::pin(self.claim_or_bury(&named, rules)).await? {
+                Ok(claim) => claim,
+                Err(missed) => return Ok(Delivered::Missed(missed)),
+            }
+        } else {
+            self.claim(&named, rules).await?
+        };
+        if let Some(claim) = claim {
             return Ok(Delivered::Ours(Box::new(claim), reservation, named.dispatch));
         }
         // Boxed, here and above: these futures are rare and large, and would enlarge every job's task.
@@ -312,20 +332,25 @@ impl Deliver {
         Delivered::Missed(missed)
     }
 
-    async fn claim(&self, named: &JobRef, rules: Rules) -> Result<Option<Claim>, StoreError> {
-        let request = ClaimRequest {
+    fn request(&self, named: &JobRef, rules: Rules) -> ClaimRequest {
+        ClaimRequest {
             job: named.job,
             queue: named.queue.clone(),
             kind: named.kind.clone(),
             stale_after: rules.stale_after,
             on_crash: rules.on_crash(),
-        };
+        }
+    }
+
+    async fn claim(&self, named: &JobRef, rules: Rules) -> Result<Option<Claim>, StoreError> {
+        let request = self.request(named, rules);
         // A future that is dropped before the answer arrives counts as unanswered, too.
         let unanswered = Unanswered { table: &self.unanswered, job: named.job };
         let answer = self.claims.run(request).await;
         let mut answer = answer.unwrap_or_else(|| Err(StoreError::from(sqlx::Error::WorkerCrashed)));
         if let Ok(Some(claim)) = &mut answer {
             claim.after_reset = named.cleared;
+            *self.won_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
         if self.runs_elsewhere || answer.as_ref().map_or_else(StoreError::is_locked, |_| true) {
             std::mem::forget(unanswered);
@@ -408,6 +433,85 @@ impl Deliver {
         Ok(!ended.is_empty())
     }
 
+    /// Whether a claim of this job has failed, and one of another has been won since: the server and its rights are not at
+    /// fault.
+    fn fails_alone(&self, job: JobId) -> bool {
+        let failed_at = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner).get(&job).copied();
+        let won_at = *self.won_at.lock().unwrap_or_else(PoisonError::into_inner);
+        failed_at.is_some_and(|failed_at| won_at.is_some_and(|won_at| won_at > failed_at))
+    }
+
+    /// Claims a job whose claims have failed before, by a statement of its own. If that fails, too, while Postgres answers
+    /// everybody else, the job goes to the dead letters: no worker can have it.
+    async fn claim_or_bury(
+        &self,
+        named: &JobRef,
+        rules: Rules,
+    ) -> Result<Result<Option<Claim>, Missed>, StoreError> {
+        let request = self.request(named, rules);
+        let alone = async {
+            if self.slots.get(&named.queue).is_some_and(Slots::is_limited) {
+                let part = std::slice::from_ref(&request);
+                let limited = self.store.claim_limited(part, &self.worker_id, &self.host).await?;
+                return Ok(limited.claims.into_iter().next().flatten());
+            }
+            self.store.claim_alone(&request, &self.worker_id, &self.host).await
+        };
+        let claimed = tokio::select! {
+            biased;
+            claimed = alone => claimed,
+            // Postgres does not answer: that is not the job's fault.
+            error = self.until_postgres_is_away() => return Err(error),
+        };
+        let error = match claimed {
+            Ok(claim) => return Ok(Ok(claim)),
+            Err(error) if error.is_locked() || error.is_outage() => return Err(error),
+            Err(error) => JobError::from(error).text(),
+        };
+        self.store.database_time().await?;
+        let error = format!("Postgres refuses each claim of the job: {error}");
+        if !self.bury(named, None, Category::Refused, error).await? {
+            return Ok(Ok(None));
+        }
+        Ok(Err(Missed::Died))
+    }
+
+    /// Asks Postgres for its time again and again; returns the first error.
+    async fn until_postgres_is_away(&self) -> StoreError {
+        loop {
+            if let Err(error) = self.store.database_time().await {
+                return error;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// Moves a job that no worker can run to the dead letters, and tells of it. `false`: it is not queued any more, or may
+    /// wait longer.
+    async fn bury(
+        &self,
+        named: &JobRef,
+        longest: Option<Duration>,
+        category: Category,
+        error: String,
+    ) -> Result<bool, StoreError> {
+        if self.store.bury(named.job, longest, &error, category).await?.is_none() {
+            return Ok(false);
+        }
+        metrics::died(category);
+        tracing::error!(job = %named.job, kind = named.kind, queue = named.queue, error, worker = %self.worker_id,
+            "no worker can run a job; it is a dead letter now");
+        self.hooks.died(|worker| JobDied {
+            id: named.job,
+            queue: named.queue.clone(),
+            kind: named.kind.clone(),
+            worker,
+            category,
+            error: Arc::new(JobError::msg(error)),
+        });
+        Ok(true)
+    }
+
     /// Delays a job whose kind this worker does not know: another worker may know it, as in a rolling deploy.
     async fn put_off(&self, named: &JobRef, deliveries: i64) -> Result<Delivered, StoreError> {
         let (job, kind) = (named.job, &named.kind);
@@ -415,18 +519,7 @@ impl Deliver {
         let error = format!(
             "no worker knew the kind {kind:?} within {hours:.1} h; deploy one that does, then redrive the job"
         );
-        if self.store.bury_unknown(job, self.unknown_kind_after, &error).await?.is_some() {
-            metrics::died(Category::UnknownKind);
-            self.hooks.died(|worker| JobDied {
-                id: job,
-                queue: named.queue.clone(),
-                kind: kind.clone(),
-                worker,
-                category: Category::UnknownKind,
-                error: Arc::new(JobError::msg(error)),
-            });
-            tracing::error!(%job, kind, queue = named.queue, worker = %self.worker_id,
-                "no worker knows the kind of a job; the job is a dead letter now");
+        if self.bury(named, Some(self.unknown_kind_after), Category::UnknownKind, error).await? {
             return Ok(Delivered::Missed(Missed::Died));
         }
         // Logs the first, then every hundredth.
@@ -544,24 +637,6 @@ impl Deliver {
     }
 }
 
-/// Makes the batches of a worker's claims.
-fn claims(
-    store: Store,
-    worker_id: Arc<str>,
-    host: Arc<str>,
-    slots: Arc<HashMap<String, Slots>>,
-) -> Batcher<ClaimRequest, Result<Option<Claim>, StoreError>> {
-    let fitting = Arc::new(AtomicUsize::new(ITEMS_MAX));
-    Batcher::spawn(
-        |_| 0,
-        move |batch: Vec<ClaimRequest>| {
-            let (store, worker_id, host) = (store.clone(), worker_id.clone(), host.clone());
-            let (fitting, slots) = (fitting.clone(), slots.clone());
-            async move { claim_batch(Claimant { store, worker_id, host, slots }, batch, &fitting).await }
-        },
-    )
-}
-
 /// Dropped, it records a job whose claim got no answer, for [`Deliver::release_unanswered`].
 struct Unanswered<'t> {
     table: &'t Mutex<HashMap<JobId, Instant>>,
@@ -572,109 +647,6 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).insert(self.job, Instant::now());
     }
-}
-
-/// The worker that claims, and its slots.
-struct Claimant {
-    store: Store,
-    worker_id: Arc<str>,
-    host: Arc<str>,
-    slots: Arc<HashMap<String, Slots>>,
-}
-
-/// Claims a batch with one statement a kind; a batch has few kinds. One statement claims at most `fitting` jobs.
-async fn claim_batch(
-    claimant: Claimant,
-    mut batch: Vec<ClaimRequest>,
-    fitting: &AtomicUsize,
-) -> Vec<Result<Option<Claim>, StoreError>> {
-    // In order of id, or two batches could wait for each other. A job occurs once: each claim holds the job's
-    // reservation in this process.
-    let mut places: Vec<usize> = (0..batch.len()).collect();
-    places.sort_unstable_by_key(|&at| batch[at].job);
-    batch.sort_unstable_by_key(|request| request.job);
-    let mut answers: Vec<_> = batch.iter().map(|_| Ok(None)).collect();
-    let mut rest: Vec<usize> = (0..batch.len()).collect();
-    while let Some(&first) = rest.first() {
-        let (mut alike, mut others): (Vec<usize>, Vec<usize>) =
-            rest.iter().partition(|&&at| batch[at].is_like(&batch[first]));
-        let fit = alike.len().min(fitting.load(Ordering::Relaxed));
-        others.extend(alike.split_off(fit));
-        others.sort_unstable();
-        let part: Vec<_> = alike.iter().map(|&at| batch[at].clone()).collect();
-        let limited = part.first().and_then(|first| claimant.slots.get(&first.queue));
-        let claims = match limited.filter(|slots| slots.is_limited()) {
-            Some(slots) => claim_limited(&claimant, slots, &part).await,
-            None => claim_all(&claimant, &part).await,
-        };
-        fitting.store(claims_that_fit(&claims), Ordering::Relaxed);
-        for (at, claim) in alike.into_iter().zip(claims) {
-            answers[at] = claim;
-        }
-        rest = others;
-    }
-    in_order(places, answers)
-}
-
-/// Claims jobs of one kind. A locked row keeps no other row from being claimed.
-async fn claim_all(claimant: &Claimant, part: &[ClaimRequest]) -> Vec<Result<Option<Claim>, StoreError>> {
-    let Claimant { store, worker_id, host, .. } = claimant;
-    let waited = store.claim(LockPolicy::Wait, part, worker_id, host).await;
-    let answers: Vec<Result<Option<Claim>, StoreError>> = match waited {
-        Ok(claims) => claims.into_iter().map(Ok).collect(),
-        Err(locked) if part.len() > 1 && locked.is_locked() => {
-            match store.claim(LockPolicy::Skip, part, worker_id, host).await {
-                // Locked, or not free: the caller asks again when the lock may be gone.
-                Ok(claims) => claims
-                    .into_iter()
-                    .map(|claim| claim.map_or_else(|| Err(locked.clone()), |claim| Ok(Some(claim))))
-                    .collect(),
-                Err(error) => vec![Err(error); part.len()],
-            }
-        }
-        Err(error) => vec![Err(error); part.len()],
-    };
-    let won = answers.iter().filter(|answer| matches!(answer, Ok(Some(_)))).count();
-    metrics::claims("won", won);
-    metrics::batch("claim", part.len());
-    if won > 1 {
-        fault::point("batch_claimed");
-    }
-    answers
-}
-
-/// Claims jobs of a queue with a `max_running`.
-async fn claim_limited(
-    claimant: &Claimant,
-    slots: &Slots,
-    part: &[ClaimRequest],
-) -> Vec<Result<Option<Claim>, StoreError>> {
-    let since = slots.asks();
-    match claimant.store.claim_limited(part, &claimant.worker_id, &claimant.host).await {
-        Ok(limited) => {
-            match limited.room {
-                Some(room) => slots.has_room(room, since),
-                None => slots.settings(false, None, since),
-            }
-            metrics::batch("claim", part.len());
-            metrics::claims("won", limited.claims.iter().flatten().count());
-            limited.claims.into_iter().map(Ok).collect()
-        }
-        Err(error) => vec![Err(error); part.len()],
-    }
-}
-
-/// Returns how many claims of jobs as large as these one answer should carry. An answer that did not arrive in time
-/// may have been too large.
-fn claims_that_fit(claims: &[Result<Option<Claim>, StoreError>]) -> usize {
-    if claims.iter().any(|claim| claim.as_ref().is_err_and(StoreError::is_outage)) {
-        return (claims.len() / 2).max(1);
-    }
-    let bytes = |claim: &Claim| claim.payload.len() + claim.checkpoint.as_ref().map_or(0, String::len);
-    let won = claims.iter().filter_map(|claim| claim.as_ref().ok()?.as_ref());
-    let (n, bytes) = won.fold((0, 0), |(n, total), claim| (n + 1, total + bytes(claim)));
-    let each = bytes.checked_div(n).unwrap_or_default().max(1);
-    (CLAIMED_BYTES_MAX / each).clamp(1, ITEMS_MAX)
 }
 
 fn label(missed: &Missed) -> &'static str {

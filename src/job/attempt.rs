@@ -122,7 +122,7 @@ words! {
         InvalidPayload = "invalid_payload",
         /// The output cannot be stored.
         InvalidOutput = "invalid_output",
-        /// Postgres refused the end of the attempt.
+        /// Postgres refused the end of the attempt, or each claim of the job.
         Refused = "refused",
         /// No worker knew the kind for too long.
         UnknownKind = "unknown_kind",

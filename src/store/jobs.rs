@@ -11,7 +11,7 @@ use sqlx::{Row, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{
-    BURY_UNKNOWN, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_GROUPED, COMPLETE_GROUPED_TOLD,
+    BURY, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_GROUPED, COMPLETE_GROUPED_TOLD,
     COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD, COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP,
     ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, KEEP_CANCELLED, LIVE_JOBS,
     MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE,
@@ -534,15 +534,33 @@ impl Store {
         Ok(seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(again_in))
     }
 
-    /// Moves a queued job to the dead letters if no worker has known its kind for `longest`.
-    pub(crate) async fn bury_unknown(
+    /// Moves a queued job to the dead letters; with `longest`, only if no worker has known its kind for that time.
+    pub(crate) async fn bury(
         &self,
         job: JobId,
-        longest: Duration,
+        longest: Option<Duration>,
         error: &str,
+        category: Category,
     ) -> Result<Option<EndedAttempt>, StoreError> {
-        let rows = self.rows(query(BURY_UNKNOWN).bind(job).bind(longest.as_secs_f64()).bind(error)).await?;
+        let query = query(BURY).bind(job).bind(longest.map(|longest| longest.as_secs_f64()));
+        let rows = self.rows(query.bind(error).bind(category.as_str())).await?;
         Ok(ended(&rows)?.pop())
+    }
+
+    /// Claims one job by a statement of its own, which the server ends after half the time of a call: such an end says
+    /// nothing about the server.
+    pub(crate) async fn claim_alone(
+        &self,
+        request: &ClaimRequest,
+        worker_id: &str,
+        worker_host: &str,
+    ) -> Result<Option<Claim>, StoreError> {
+        let query = query(CLAIM_ONE).bind(request.job).bind(request.queue.clone()).bind(request.kind.clone());
+        let query = query.bind(request.stale_after.as_secs_f64()).bind(request.on_crash);
+        let query = query.bind(worker_id.to_owned()).bind(worker_host.to_owned());
+        let sent_at = Instant::now();
+        let rows = self.rows_within(self.within() / 2, query).await?;
+        Ok(claims_of(&rows, std::slice::from_ref(request), sent_at)?.pop().flatten())
     }
 
     /// Cancels the jobs that are queued, and requests the cancellation of those that run. The others are missing from

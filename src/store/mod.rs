@@ -234,7 +234,7 @@ statements! {
     RESET_VANISHED = "job" "reset_vanished";
     TAKE_OVER = "job" "take_over";
     CANCEL = "job" "cancel";
-    BURY_UNKNOWN = "job" "bury_unknown";
+    BURY = "job" "bury";
     REFUSE = "job" "refuse";
     PUT_OFF = "job" "put_off";
     TAKE_DUE = "recover" "take_due";
