@@ -4,7 +4,8 @@
 --   CREATE ROLE web LOGIN PASSWORD '…' IN ROLE tenure_producer;
 --
 --   tenure_producer  enqueues; reads no payload and no job, changes and deletes none
---   tenure_worker    runs and recovers jobs; changes no payload, deletes no history and no dead letter
+--   tenure_worker    runs and recovers jobs, and so deletes live ones and writes dead letters; changes no payload of a
+--                    live job, deletes no history and no dead letter
 --   tenure_operator  a worker that also cancels, redrives, purges, pauses, limits and schedules: the command line of
 --                    the person on call; changes and deletes nothing in the audit
 --   tenure_viewer    reads everything, writes nothing: dashboards
@@ -47,15 +48,13 @@ GRANT INSERT (id, queue, kind, payload, max_attempts, scheduled_at, trace_contex
 GRANT INSERT (at, job_id) ON tenure.job_expiries TO tenure_producer;
 GRANT INSERT (job_id, tag) ON tenure.job_tags TO tenure_producer;
 -- These run with the rights of the schema's owner. Groups: which new job waits for which, and how many may share a message.
--- A signal writes an event of a live job, once for each name, and wakes that job.
+-- A signal writes an event of a live job, once for each name, and wakes that job; as a person's it is noted in the audit, by
+-- the name that the program says. By it a producer can approve whatever waits, if it knows the job: it may read the ids.
+-- `unpublished` hands a job to the relay when NATS did not take its message. By it a producer can have any queued job
+-- published again, which is harmless, or an hour later.
 GRANT EXECUTE ON FUNCTION tenure.link_jobs(uuid[], uuid[], uuid), tenure.add_followers(uuid[], text[], uuid),
-      tenure.signal(uuid, text, jsonb), tenure.jobs_per_message(text[]) TO tenure_producer, tenure_worker;
--- To hand a job to the relay when NATS did not take its message. By this right a producer can have any job published
--- again, which is harmless, or hide a due job until the relay finds that it has no message.
-GRANT UPDATE (publish_at, published_at) ON tenure.jobs TO tenure_producer;
--- To note the signal of a person. Its program chooses the act and the user of a note, but not the role, the
--- address and the time.
-GRANT INSERT (via, actor, act, queue, subject, jobs, details) ON tenure.audit TO tenure_producer;
+      tenure.signal(uuid, text, jsonb), tenure.signal_by(uuid, text, jsonb, text, text),
+      tenure.unpublished(uuid[], int[], float8), tenure.jobs_per_message(text[]) TO tenure_producer, tenure_worker;
 GRANT INSERT (scope, key, job_id, stream_seq, stream_published_at), SELECT (scope, key, job_id)
     ON tenure.job_keys TO tenure_producer;
 GRANT SELECT (queue, max_queued) ON tenure.queues TO tenure_producer;

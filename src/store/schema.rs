@@ -92,6 +92,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "enqueue/take_lasting_keys"
     "enqueue/take_room"
     "enqueue/take_unique_keys"
+    "enqueue/unpublished"
     "enqueue/valid_traceparent"
     "groups/add_followers"
     "groups/cancel_followers"
@@ -165,6 +166,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "retention/purge_traces"
     "waits/await_event"
     "waits/signal"
+    "waits/signal_by"
     "waits/suspended_for"
 };
 
@@ -178,6 +180,7 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "follow_clock",
     "stored_times",
     "take_key",
+    "unpublished",
     "add_followers",
     "jobs_per_message",
     "keep_cancelled",
@@ -210,6 +213,7 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "purge_traces",
     "await_event",
     "signal",
+    "signal_by",
     "suspended_for",
 ];
 

@@ -673,11 +673,26 @@ async fn a_fleet_of_the_shipped_roles_uses_groups_and_events() {
             "SELECT tenure.wake_jobs('{}')",
             "SELECT tenure.release_followers(1)",
             "SELECT tenure.reopen_edges('{}')",
+            "UPDATE tenure.jobs SET publish_at = 'infinity', published_at = NULL",
+            "INSERT INTO tenure.audit (via, act) VALUES ('sql', 'cancel')",
         ],
     )
     .await;
     let link = "SELECT tenure.link_jobs(ARRAY[$1], ARRAY[$2], gen_random_uuid())";
     let refused = sqlx::query(link).bind(own).bind(other).execute(&of_producer).await.unwrap_err();
     assert!(refused.to_string().contains("no new job of this group"), "{refused}");
+    let edges = "SELECT tenure.link_jobs(ARRAY[$1], ARRAY[gen_random_uuid()], gen_random_uuid())";
+    let refused = sqlx::query(edges).bind(own).execute(&of_producer).await.unwrap_err();
+    assert!(refused.to_string().contains("is no follower"), "what nothing would sweep: {refused}");
+    // It hands a job to the relay, for an hour at most.
+    bench
+        .execute(&format!(
+            "UPDATE tenure.jobs SET publish_at = NULL, published_at = now() WHERE id = '{own}'"
+        ))
+        .await;
+    let put_off = "SELECT count(*) FROM tenure.unpublished(ARRAY[$1], ARRAY[0], 'infinity')";
+    assert_eq!(sqlx::query_scalar::<_, i64>(put_off).bind(own).fetch_one(&of_producer).await.unwrap(), 1);
+    let soon = format!("tenure.jobs WHERE id = '{own}' AND publish_at < now() + interval '61 min'");
+    assert_eq!(bench.count(&soon).await, 1);
     working.stop().await;
 }

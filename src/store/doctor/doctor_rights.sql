@@ -9,14 +9,12 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
      '{id,queue,kind,payload,max_attempts,scheduled_at,trace_context,dispatch,publish_at,published_at,lane,priority,
        not_after,expires_as,group_id}'),
     ('producer', 'jobs', '{SELECT}', '{id,queue,publish_at,published_at,dispatch,fencing_token,status}'),
-    ('producer', 'jobs', '{UPDATE}', '{publish_at,published_at}'),
     ('producer', 'job_expiries', '{INSERT}', '{at,job_id}'),
     ('producer', 'job_tags', '{INSERT}', '{job_id,tag}'),
     ('producer', 'job_keys', '{INSERT}', '{scope,key,job_id,stream_seq,stream_published_at}'),
     ('producer', 'job_keys', '{SELECT}', '{scope,key,job_id}'),
     ('producer', 'queues', '{SELECT}', '{queue,max_queued}'),
     ('producer', 'queue_stats', '{SELECT}', '{queue,standing,standing_deliveries,standing_of,standing_until}'),
-    ('producer', 'audit', '{INSERT}', '{via,actor,act,queue,subject,jobs,details}'),
     ('worker', 'audit', '{INSERT}', '{via,actor,act,queue,subject,jobs,details}'),
     ('worker', 'migrations', '{SELECT}', NULL),
     ('worker', 'jobs', '{SELECT,INSERT,DELETE}', NULL),
@@ -109,7 +107,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
       FROM (SELECT role, name
               FROM unnest('{producer,worker,operator}'::text[]) AS role,
                    unnest('{enqueue,enqueue_many,create_jobs,take_key,admit,link_jobs,add_followers,
-                           signal,jobs_per_message}'::text[]) AS name
+                           signal,signal_by,unpublished,jobs_per_message}'::text[]) AS name
              UNION ALL
             SELECT role, name
               FROM unnest('{worker,operator}'::text[]) AS role,
