@@ -19,8 +19,9 @@ BEGIN
     laned_jobs := ARRAY(
         SELECT j.id FROM tenure.jobs j
          WHERE j.id = ANY (jobs) AND j.status = 'queued' AND (j.publish_at = never) IS TRUE
-           AND (EXISTS (SELECT FROM tenure.lane_jobs l WHERE l.job_id = j.id)
-                OR EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = j.queue AND s.removed_at IS NULL)));
+           -- One that its lane holds until a time has gone before, and pauses.
+           AND coalesce((SELECT l.due_at >= never FROM tenure.lane_jobs l WHERE l.job_id = j.id),
+                        EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = j.queue AND s.removed_at IS NULL)));
     IF laned_jobs = '{}' THEN
         RETURN jobs;
     END IF;

@@ -12,7 +12,8 @@
 -- Two calls at once: each statement sees what is committed when it begins. The slots are counted after the lanes'
 -- rows are locked, and so two calls cannot both see the last free slot. A call waits for the lanes that it names: the
 -- other call may not have seen what this one knows. Those in the line are passed over if another call has them; so
--- are named ones if `ended` is NULL: their wakes stay.
+-- are named ones if `ended` is NULL: their wakes stay. At REPEATABLE READ a call ends with 40001 if the settings are
+-- newer than its snapshot, and releases nothing of a queue that had no lanes then: `tend_lanes` does.
 CREATE OR REPLACE FUNCTION tenure.admit(of text, names text[], ended uuid[], most int)
 RETURNS TABLE (id uuid, queue text, kind text, dispatch int, clear_reason text, trace_context text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -25,6 +26,12 @@ DECLARE
     room    bigint;
     line    text[];
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM FROM tenure.lane_settings s WHERE s.queue = of FOR KEY SHARE;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
     named := tenure.lock_named_lanes(of, names, ended IS NOT NULL);
     moment := clock_timestamp();
     IF ended IS NULL AND cardinality(named) IS DISTINCT FROM cardinality(names) THEN
@@ -39,6 +46,8 @@ BEGIN
          WHERE w.ctid = ANY (ARRAY(SELECT ctid FROM tenure.lane_wakes
                                     WHERE queue = of AND lane = ANY (named) AND job_id IS NULL
                                       FOR UPDATE SKIP LOCKED));
+        -- A job that this transaction adds later needs a new one.
+        PERFORM set_config('tenure.woken', '', true);
         IF ended IS NULL OR ended <> '{}' THEN
             unused := tenure.free_slots(of, named, ended);
         END IF;

@@ -13,6 +13,7 @@ CREATE OR REPLACE FUNCTION tenure.put_lanes(of text, running int, rate float8, b
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
+    never CONSTANT timestamptz := '9999-01-01 00:00:00+00';
     before tenure.lane_settings;
 BEGIN
     PERFORM set_config('lock_timeout', patience, true);
@@ -34,6 +35,17 @@ BEGIN
            changed_at = clock_timestamp(), removed_at = NULL;
     IF before.ordered <> put_lanes.ordered THEN
         PERFORM tenure.place_anew(of, put_lanes.ordered);
+        -- An ordered lane keeps the slot of a suspended job: the others hold it, and their next one has the slot.
+        WITH suspended AS (
+            DELETE FROM tenure.lane_slots sl USING tenure.jobs j
+             WHERE sl.queue = of AND NOT put_lanes.ordered AND j.id = sl.job_id AND j.status = 'queued'
+               AND (j.publish_at >= '9998-01-01 00:00:00+00') IS TRUE
+            RETURNING j.id, sl.lane, j.priority
+        ), held AS (
+            UPDATE tenure.jobs j SET scheduled_at = never, publish_at = never FROM suspended s WHERE j.id = s.id
+        )
+        INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, due_at)
+        SELECT s.id, of, s.lane, coalesce(s.priority, 0), never FROM suspended s ON CONFLICT DO NOTHING;
     END IF;
     UPDATE tenure.lanes l SET next_at = clock_timestamp() WHERE l.queue = put_lanes.of;
 END $$;

@@ -1,6 +1,7 @@
 //! Lanes: limits by key, turns, rates, priority, order, debounce, expiry. A ledger of the test's own counts what ran.
 
 mod faults;
+mod snapshots;
 
 use std::{
     collections::HashMap,
