@@ -433,16 +433,16 @@ impl Deliver {
         Ok(!ended.is_empty())
     }
 
-    /// Whether a claim of this job has failed, and one of another has been won since: the server and its rights are not at
-    /// fault.
+    /// Whether a claim of this job has failed, and one of another has been won since: the server and its rights are not
+    /// at fault.
     fn fails_alone(&self, job: JobId) -> bool {
         let failed_at = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner).get(&job).copied();
         let won_at = *self.won_at.lock().unwrap_or_else(PoisonError::into_inner);
         failed_at.is_some_and(|failed_at| won_at.is_some_and(|won_at| won_at > failed_at))
     }
 
-    /// Claims a job whose claims have failed before, by a statement of its own. If that fails, too, while Postgres answers
-    /// everybody else, the job goes to the dead letters: no worker can have it.
+    /// Claims a job whose claims have failed before, by a statement of its own. If that fails, too, while Postgres
+    /// answers everybody else, the job goes to the dead letters: no worker can have it.
     async fn claim_or_bury(
         &self,
         named: &JobRef,
@@ -486,8 +486,8 @@ impl Deliver {
         }
     }
 
-    /// Moves a job that no worker can run to the dead letters, and tells of it. `false`: it is not queued any more, or may
-    /// wait longer.
+    /// Moves a job that no worker can run to the dead letters, and tells of it. `false`: it is not queued any more, or
+    /// may wait longer.
     async fn bury(
         &self,
         named: &JobRef,

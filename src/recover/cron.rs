@@ -91,8 +91,8 @@ impl CronSchedule {
         Plan { ticks, next: self.after(from) }
     }
 
-    /// Returns the tick to go on with, for a schedule whose last tick lies ahead: the clock has stepped back. `None`: it
-    /// waits until `next`.
+    /// Returns the tick to go on with, for a schedule whose last tick lies ahead: the clock has stepped back. `None`:
+    /// it waits until `next`.
     fn after_a_step_back(&self, next: DateTime<Utc>, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let sooner = self.after(now).filter(|sooner| *sooner < next)?;
         let is_frequent = self.after(sooner).is_some_and(|then| then - sooner <= TimeDelta::hours(1));
@@ -364,7 +364,8 @@ mod tests {
         tenure.put_schedule(schedule("last", "good")).await.unwrap();
         let slow = tenure.enqueue(JobRequest::new("q", "slow", json!(1))).await.unwrap().id;
         for sql in [
-            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'bad'; END $$",
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'bad'; END $$",
             "CREATE TRIGGER refuse BEFORE INSERT ON tenure.jobs FOR EACH ROW WHEN (NEW.kind = 'bad')
                 EXECUTE FUNCTION public.refuse()",
             "UPDATE tenure.schedules SET next_at = now() - interval '10 s'",

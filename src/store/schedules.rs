@@ -109,8 +109,8 @@ fn overlap(row: &PgRow) -> Result<Overlap, sqlx::Error> {
 const LOCKED_FOR: Duration = Duration::from_millis(250);
 
 impl Store {
-    /// Returns schedules whose next tick is due, at most 100 that come after `last`. `is_ahead`: those whose last tick lies
-    /// ahead of the clock, instead.
+    /// Returns schedules whose next tick is due, at most 100 that come after `last`. `is_ahead`: those whose last tick
+    /// lies ahead of the clock, instead.
     pub(crate) async fn due_schedules(
         &self,
         last: Option<&DueSchedule>,

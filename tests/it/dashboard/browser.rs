@@ -1,6 +1,6 @@
 //! The dashboard in a real browser: headless Chromium, driven by `chromedriver`.
 
-use std::{net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
+use std::{net::SocketAddr, process::Stdio, time::Duration};
 
 use fantoccini::{
     Client, ClientBuilder, Locator,
@@ -112,11 +112,6 @@ impl Browser {
                 format!("--user-data-dir={}", folder.path().display()),
             ] },
         });
-        // It draws no window around the page, and takes a fraction of the processor's time.
-        let light = PathBuf::from("/usr/bin/chromium-headless-shell");
-        if light.is_file() {
-            options["goog:chromeOptions"]["binary"] = json!(light);
-        }
         // A window cannot be as narrow as a phone.
         if width < 500 {
             let metrics = json!({ "width": width, "height": height, "pixelRatio": 1.0 });

@@ -710,7 +710,10 @@ pub(super) const FAULTS: &[(&str, &[Fault])] = &[
             fault(
                 "a scanner freezes in the middle",
                 "the others go on",
-                &["faults::recovery::a_scanner_that_freezes_stops_no_other_scanner"],
+                &[
+                    "faults::recovery::a_scanner_that_freezes_stops_no_other_scanner",
+                    "faults::recovery::a_scanner_that_freezes_in_its_transaction_stops_no_other_scanner",
+                ],
             ),
             fault(
                 "a message comes again while the owner lives; the owner dies; no other message, no scanner",

@@ -110,8 +110,10 @@ async fn a_follower_that_snoozes_in_its_lane_is_not_woken_by_the_end_of_a_redriv
     let snoozes = JobRequest::new("q", "k", json!("snoozes")).lane("a");
     let snoozes = graph.add(snoozes).after([&fails]).on_failure(OnFailure::Run);
     graph.await.unwrap();
-    let held =
-        format!("tenure.lane_jobs WHERE job_id = '{}' AND due_at > now() + interval '50 min'", snoozes.id());
+    let held = format!(
+        "tenure.lane_jobs WHERE job_id = '{}' AND due_at BETWEEN now() + interval '50 min' AND now() + interval '2 h'",
+        snoozes.id()
+    );
     bench.until_count(&held, 1).await;
     bench.tenure.retry(fails.id()).await.unwrap();
     bench.until_count("tenure.job_history WHERE status = 'completed'", 1).await;
