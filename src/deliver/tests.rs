@@ -13,7 +13,7 @@ use crate::{
     lanes::Lanes,
     proof::{Counts, Place, RULES, ago, place, place_with},
     queues::QueueLimits,
-    store::{LockPolicy, batch::ITEMS_MAX},
+    store::batch::ITEMS_MAX,
 };
 
 const WORKER: &str = "worker";
