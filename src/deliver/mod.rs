@@ -332,7 +332,7 @@ impl Deliver {
         Delivered::Missed(missed)
     }
 
-    fn request(&self, named: &JobRef, rules: Rules) -> ClaimRequest {
+    fn request(named: &JobRef, rules: Rules) -> ClaimRequest {
         ClaimRequest {
             job: named.job,
             queue: named.queue.clone(),
@@ -343,7 +343,7 @@ impl Deliver {
     }
 
     async fn claim(&self, named: &JobRef, rules: Rules) -> Result<Option<Claim>, StoreError> {
-        let request = self.request(named, rules);
+        let request = Self::request(named, rules);
         // A future that is dropped before the answer arrives counts as unanswered, too.
         let unanswered = Unanswered { table: &self.unanswered, job: named.job };
         let answer = self.claims.run(request).await;
@@ -448,7 +448,7 @@ impl Deliver {
         named: &JobRef,
         rules: Rules,
     ) -> Result<Result<Option<Claim>, Missed>, StoreError> {
-        let request = self.request(named, rules);
+        let request = Self::request(named, rules);
         let alone = async {
             if self.slots.get(&named.queue).is_some_and(Slots::is_limited) {
                 let part = std::slice::from_ref(&request);

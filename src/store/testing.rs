@@ -45,7 +45,7 @@ impl Store {
         let times: Vec<(String, Vec<String>)> = rows.iter().map(of).collect::<Result<_, sqlx::Error>>()?;
         let by = format!("interval '{} s'", by.as_secs_f64());
         // In order of id, as claims lock them.
-        let mut sql = "SELECT FROM tenure.jobs ORDER BY id FOR NO KEY UPDATE;".to_owned();
+        let mut statements = vec!["SELECT FROM tenure.jobs ORDER BY id FOR NO KEY UPDATE".to_owned()];
         for (relation, names) in times {
             // What is held waits for no time.
             let moved = names.iter().map(|name| {
@@ -53,15 +53,17 @@ impl Store {
             });
             // By way of another century: the time is in the key, and rows move one after the other.
             if relation == "quarantine_counts" {
-                sql += "UPDATE tenure.quarantine_counts SET at = at + interval '100000 days';";
-                sql +=
-                    &format!("UPDATE tenure.quarantine_counts SET at = at - interval '100000 days' - {by};");
+                let (far, back) = ("at + interval '100000 days'", "at - interval '100000 days'");
+                statements.push(format!("UPDATE tenure.quarantine_counts SET at = {far}"));
+                statements.push(format!("UPDATE tenure.quarantine_counts SET at = {back} - {by}"));
                 continue;
             }
-            sql += &format!("UPDATE tenure.{relation} SET {};", moved.collect::<Vec<_>>().join(", "));
+            let moved = moved.collect::<Vec<_>>().join(", ");
+            statements.push(format!("UPDATE tenure.{relation} SET {moved}"));
         }
         // Live workers would have scanned: without a last scan there is no gap after which owners get time to write.
-        sql += "UPDATE tenure.scanner_state SET last_scan_at = NULL";
+        statements.push("UPDATE tenure.scanner_state SET last_scan_at = NULL".to_owned());
+        let sql = statements.join(";");
         self.own_transaction(move |transaction| {
             async move { raw_sql(AssertSqlSafe(sql)).execute(transaction).await.map(drop) }.boxed()
         })

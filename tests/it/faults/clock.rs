@@ -117,7 +117,7 @@ async fn a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere() {
     let workers = [(); 2].map(|()| {
         let worker = Worker::builder(&bench.tenure).handle_any(KindOptions::new().backoff(pause), handle);
         Running::start(
-            ["q", "lanes", "ordered", "rated"].iter().fold(worker, |of, queue| of.concurrency(*queue, 5)),
+            ["q", "lanes", "ordered", "rated"].into_iter().fold(worker, |of, queue| of.concurrency(queue, 5)),
         )
     });
     for (n, offset) in ["-3600", "+0", "+3600", "+0"].iter().enumerate() {

@@ -33,19 +33,15 @@ async fn a_transaction_that_does_not_see_the_lanes_of_a_queue_releases_nothing_b
         let enqueue = "SELECT tenure.enqueue('q', 'k', lane => 'a') FROM generate_series(1, 5)";
         sqlx::query(enqueue).execute(&mut user).await.unwrap();
         let admitted = sqlx::query_scalar::<_, i64>(ADMIT).fetch_one(&mut user).await;
-        match before {
-            None => {
-                assert_eq!(admitted.unwrap(), 0);
-                sqlx::raw_sql("COMMIT").execute(&mut user).await.unwrap();
-                assert_eq!(bench.value::<i64>(ADMIT).await, 1);
-            }
-            Some(_) => {
-                let error = admitted.unwrap_err();
-                let code =
-                    error.as_database_error().and_then(|error| error.code().map(|code| code.into_owned()));
-                assert_eq!(code.as_deref(), Some("40001"), "{error}");
-            }
+        if before.is_none() {
+            assert_eq!(admitted.unwrap(), 0);
+            sqlx::raw_sql("COMMIT").execute(&mut user).await.unwrap();
+            assert_eq!(bench.value::<i64>(ADMIT).await, 1);
+            continue;
         }
+        let error = admitted.unwrap_err();
+        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+        assert_eq!(code.as_deref(), Some("40001"), "{error}");
     }
 }
 
