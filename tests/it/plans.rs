@@ -6,13 +6,23 @@ use crate::harness::{Bench, bench, bench_with_servers, statement};
 
 /// The plan of a prepared statement with these arguments.
 async fn plan(connection: &mut PgConnection, name: &str, arguments: &str) -> String {
-    let prepare = format!("PREPARE hot AS {}", statement(name));
+    let prepare = format!("PREPARE hot AS {}", text(name));
     sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
     let explain = format!("EXPLAIN EXECUTE hot ({arguments})");
     let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&mut *connection).await;
     let rows = rows.unwrap_or_else(|error| panic!("{name}: {error}"));
     sqlx::raw_sql("DEALLOCATE hot").execute(connection).await.unwrap();
     rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n")
+}
+
+/// The text of a statement, or of the function that does its work.
+fn text(name: &str) -> String {
+    if name != "unpublished" {
+        return statement(name).to_owned();
+    }
+    let function = include_str!("../../migrations/functions/enqueue/unpublished.sql");
+    let body = function.split("$$").nth(1).unwrap();
+    body.replace("(ids", "($1::uuid[]").replace("dispatches)", "$2::int[])").replace("seconds", "$3::float8")
 }
 
 /// Every hot statement with its arguments for these jobs.
@@ -129,7 +139,7 @@ async fn every_hot_statement_goes_by_primary_key_under_any_statistics() {
     let mut idle = Vec::new();
     for (name, arguments) in hot(&absent) {
         let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
-        let prepare = format!("PREPARE hot AS {}", statement(name));
+        let prepare = format!("PREPARE hot AS {}", text(name));
         sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut connection).await.unwrap();
         for _ in 0..10 {
             let execute = format!("EXECUTE hot ({arguments})");

@@ -50,8 +50,8 @@ use crate::{
     observe::metrics,
 };
 
-/// How often tenure sends a statement that is the victim of a deadlock.
-const DEADLOCKS_MAX: u32 = 4;
+/// How often tenure sends a statement that is the victim of a deadlock: for some three seconds.
+const DEADLOCKS_MAX: u32 = 10;
 
 /// Whether Postgres is up, as far as calls have shown.
 #[derive(Debug, Clone, Copy)]

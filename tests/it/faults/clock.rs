@@ -87,6 +87,12 @@ async fn wave(bench: &Bench, n: usize) -> (JobId, Vec<JobId>) {
 }
 
 /// The steps of the clock: an hour back, to the right time, an hour ahead, and to the right time.
+/// The number of the last message that was published.
+async fn last(bench: &Bench) -> u64 {
+    let mut stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
+    stream.info().await.unwrap().state.last_sequence
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere() {
     let mut bench = bench_with_servers(|config| {
@@ -120,6 +126,7 @@ async fn a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere() {
             ["q", "lanes", "ordered", "rated"].into_iter().fold(worker, |of, queue| of.concurrency(queue, 5)),
         )
     });
+    let first = last(&bench).await;
     for (n, offset) in ["-3600", "+0", "+3600", "+0"].iter().enumerate() {
         let (waits, ids) = wave(&bench, n).await;
         let ticked = bench.count("tenure.all_jobs WHERE kind = 'tick'").await;
@@ -137,8 +144,7 @@ async fn a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere() {
             .await;
         eprintln!("{offset}: all has gone on within {:?}", began.elapsed());
     }
-    let mut stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
-    let published = i64::try_from(stream.info().await.unwrap().state.last_sequence).unwrap();
+    let published = i64::try_from(last(&bench).await - first).unwrap();
     let jobs = bench.count("tenure.all_jobs").await;
     assert!(published < 4 * jobs, "{published} messages of {jobs} jobs: some are published again and again");
     let resets = bench.text("SELECT * FROM tenure.recovery_events WHERE event = 'reset'").await;
