@@ -59,6 +59,7 @@ MISTAKES = {
     "no_goodbye": "says no goodbye",
     "never_released": "ends after its grace without settling what still runs",
     "unsettled_stop": "on SIGTERM drops all settles that are not answered yet",
+    "unaddressed": "sends each request to any gateway, also to one that is frozen",
     "undrained": "answers a drain request, and goes on",
 }
 MISTAKE = os.environ.get("TENURE_KIT_MISTAKE", "")
@@ -196,6 +197,9 @@ class Worker:
         self.flying: set[asyncio.Future[Msg]] = set()
         self.spawned: set[asyncio.Task[None]] = set()
         self.ok_at, self.uncertain_until = monotonic(), 0.0
+        # What the address of its gateway adds to subjects, since when, and the requests that are on their way to it.
+        self.at, self.at_since = "", 0.0
+        self.asked: set[asyncio.Future[Msg]] = set()
         self.said_hello = self.signalled = self.over = False
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -235,7 +239,7 @@ class Worker:
         if MISTAKE == "gives_up" and not self.over:
             os._exit(1)
         # What is on its way gets no answer any more.
-        for asked in list(self.flying):
+        for asked in self.flying | self.asked:
             asked.cancel()
 
     async def mended(self) -> None:
@@ -258,13 +262,15 @@ class Worker:
         """Sends a request once, and says hello before if a gateway asks for it."""
         if not self.nc.is_connected:
             raise Unanswered(f"{request}: no connection")
+        at = await self.address()
         asked_at = monotonic()
-        asked = asyncio.ensure_future(self.nc.request(f"{self.subject}.{request}", body, timeout=within))
-        self.flying.add(asked)
+        asked = asyncio.ensure_future(self.nc.request(f"{self.subject}.{request}{at}", body, timeout=within))
+        flying = self.asked if at else self.flying
+        flying.add(asked)
         try:
             await asyncio.wait({asked}, timeout=within)
         finally:
-            self.flying.discard(asked)
+            flying.discard(asked)
             asked.cancel()
         if not asked.done() or asked.cancelled():
             raise Unanswered(f"{request}: no answer")
@@ -272,6 +278,7 @@ class Worker:
             message = asked.result()
             answer = json.loads(message.data)
         except (NatsError, OSError, asyncio.TimeoutError, ValueError) as error:
+            self.at = "" if at == self.at else self.at
             raise Unanswered(f"{request}: {error!r}") from error
         if (refused := answer.get("error")) is not None:
             if refused["code"] == "hello_first" and MISTAKE != "hello_once":
@@ -287,6 +294,32 @@ class Worker:
                 await self.nc.publish(message.reply, b"")
         self.ok_at = monotonic()
         return ok
+
+    async def address(self) -> str:
+        """Finds a gateway that answers, for half a minute. Empty: any gateway."""
+        if monotonic() - self.at_since < 30.0 and self.at:
+            return self.at
+        for within in (0.3, 0.3, 0.6, 1.2) if MISTAKE != "unaddressed" else ():
+            with suppress(NatsError, OSError, asyncio.TimeoutError, KeyError):
+                said = await self.nc.request(f"{self.subject}.ping", b'{"v":1}', timeout=within)
+                self.at, self.at_since = "@" + json.loads(said.data)["ok"]["gateway"], monotonic()
+                return self.at
+        return ""
+
+    async def pings(self) -> None:
+        """Has what is on its way to a gateway that does not answer sent to another one."""
+        while True:
+            await asyncio.sleep(0.5)
+            at, asked, asked_at = self.at, set(self.asked), monotonic()
+            if not asked or not self.nc.is_connected:
+                continue
+            try:
+                await self.nc.request(f"{self.subject}.ping{at}", b'{"v":1}', timeout=1.0)
+            except (NatsError, OSError, asyncio.TimeoutError):
+                if monotonic() - asked_at < 1.5:
+                    self.at = "" if at == self.at else self.at
+                    for one in asked:
+                        one.cancel()
 
     async def ask(self, request: str, **fields: Any) -> dict[str, Any]:
         """Repeats a request until it is answered."""
@@ -613,7 +646,9 @@ class Worker:
         await self.unless_stopping(self.begin())
         if self.said_hello:
             takes, stopping = self.spawn(self.takes()), asyncio.ensure_future(self.stopping.wait())
-            loops = [self.spawn(work()) for work in (self.beats, self.watch, self.settles, self.stay_connected)]
+            loops = [
+                self.spawn(work()) for work in (self.beats, self.watch, self.settles, self.pings, self.stay_connected)
+            ]
             first, _ = await asyncio.wait({takes, stopping, *loops}, return_when=asyncio.FIRST_COMPLETED)
             for task in first:
                 task.result()

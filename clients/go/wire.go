@@ -9,6 +9,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -16,6 +19,21 @@ import (
 
 // answeredWithin is how long to wait for an answer, besides the time that the request itself asks to wait.
 const answeredWithin = 5 * time.Second
+
+const (
+	// keptFor is how long requests go to one gateway, before another may get them: load spreads over new ones, too.
+	keptFor = 30 * time.Second
+	// pingEvery is how often a gateway is pinged for which a request waits, and pongWithin how long it has to answer.
+	pingEvery  = 500 * time.Millisecond
+	pongWithin = time.Second
+)
+
+var (
+	// findWithin is how long each ping waits that looks for a gateway. Each goes to any: the next one may answer.
+	findWithin = []time.Duration{pongWithin / 4, pongWithin / 4, pongWithin / 2, pongWithin / 2, pongWithin}
+	ping       = []byte(`{"v":1}`)
+	errSilent  = errors.New("the gateway does not answer; another one is asked")
+)
 
 // Connection says where NATS is, and how to reach it.
 type Connection struct {
@@ -36,7 +54,28 @@ type wire struct {
 	nc     *nats.Conn
 	prefix string
 	log    *slog.Logger
+
+	finding sync.Mutex
+	kept    *target
 }
+
+// target is the gateway that gets the requests. at is what its address adds to their subjects; empty: any gateway.
+type target struct {
+	at    string
+	until time.Time
+	// waiting counts the requests that it has not answered.
+	waiting atomic.Int32
+	lost    context.Context
+	lose    context.CancelFunc
+}
+
+func newTarget(at string, kept time.Duration) *target {
+	to := &target{at: at, until: time.Now().Add(kept)}
+	to.lost, to.lose = context.WithCancel(context.Background())
+	return to
+}
+
+func (t *target) isKept() bool { return time.Now().Before(t.until) && t.lost.Err() == nil }
 
 // dial connects. It tries again until the context is done, but not if NATS refuses the user or the URL is none.
 func dial(ctx context.Context, to Connection) (*wire, error) {
@@ -61,7 +100,7 @@ func dial(ctx context.Context, to Connection) (*wire, error) {
 		}
 		return unanswered{fmt.Errorf("NATS cannot be reached: %w", err)}
 	})
-	return &wire{nc, "tenure." + prefix, log}, err
+	return &wire{nc: nc, prefix: "tenure." + prefix, log: log}, err
 }
 
 // connect is nats.Options.Connect, but ends with the context: a host that is silent may take long.
@@ -133,9 +172,7 @@ func (w *wire) once(ctx context.Context, subject string, body []byte, within tim
 	if !w.nc.IsConnected() {
 		return lost(nats.ErrDisconnected)
 	}
-	limited, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	message, err := w.nc.RequestWithContext(limited, w.prefix+"."+subject, body)
+	to, message, err := w.send(ctx, subject, body, within)
 	if err != nil && ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
@@ -149,6 +186,13 @@ func (w *wire) once(ctx context.Context, subject string, body []byte, within tim
 	if err := json.Unmarshal(message.Data, &answer); err != nil {
 		return lost(err)
 	}
+	if answer.Error != nil && answer.Error.Code == "unknown_request" && to.at != "" {
+		// By an older gateway, which gets what is meant for others, too.
+		w.finding.Lock()
+		w.kept = newTarget("", keptFor)
+		w.finding.Unlock()
+		return lost(answer.Error)
+	}
 	if answer.Error != nil {
 		return "", answer.Error
 	}
@@ -156,6 +200,89 @@ func (w *wire) once(ctx context.Context, subject string, body []byte, within tim
 		return lost(err)
 	}
 	return message.Reply, nil
+}
+
+// send sends a request to the gateway that is kept, or to another one if that has stopped.
+func (w *wire) send(ctx context.Context, subject string, body []byte, within time.Duration) (*target, *nats.Msg, error) {
+	for {
+		to, err := w.find(ctx, subject[:strings.LastIndex(subject, ".")])
+		if err != nil {
+			return nil, nil, err
+		}
+		message, err := w.request(ctx, to, subject, body, within)
+		if !errors.Is(err, nats.ErrNoResponders) || to.at == "" {
+			return to, message, err
+		}
+		to.lose()
+	}
+}
+
+// request sends a request to a gateway. It is over once the gateway is lost.
+func (w *wire) request(ctx context.Context, to *target, subject string, body []byte, within time.Duration) (*nats.Msg, error) {
+	limited, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	defer context.AfterFunc(to.lost, cancel)()
+	to.waiting.Add(1)
+	defer to.waiting.Add(-1)
+	message, err := w.nc.RequestWithContext(limited, w.prefix+"."+subject+to.at, body)
+	if err != nil && to.lost.Err() != nil {
+		err = errSilent
+	}
+	return message, err
+}
+
+// find returns the gateway that requests go to, or any, if none can be told from the others.
+func (w *wire) find(ctx context.Context, of string) (*target, error) {
+	w.finding.Lock()
+	defer w.finding.Unlock()
+	if w.kept != nil && w.kept.isKept() {
+		return w.kept, nil
+	}
+	for _, within := range findWithin {
+		limited, cancel := context.WithTimeout(ctx, within)
+		message, err := w.nc.RequestWithContext(limited, w.prefix+"."+of+".ping", ping)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		var answer struct {
+			OK struct {
+				Gateway string `json:"gateway"`
+			} `json:"ok"`
+		}
+		if err := json.Unmarshal(message.Data, &answer); err != nil {
+			return nil, err
+		}
+		// An older gateway knows no pings.
+		w.kept = newTarget("", keptFor)
+		if answer.OK.Gateway != "" {
+			w.kept.at = "@" + answer.OK.Gateway
+			go w.watch(w.kept, of)
+		}
+		return w.kept, nil
+	}
+	return newTarget("", 0), nil
+}
+
+// watch pings a gateway while requests wait for it: one that is frozen keeps its subscriptions.
+func (w *wire) watch(to *target, of string) {
+	for (to.isKept() || to.waiting.Load() > 0) && to.lost.Err() == nil && !w.nc.IsClosed() {
+		time.Sleep(pingEvery)
+		if to.waiting.Load() == 0 {
+			continue
+		}
+		askedAt := time.Now()
+		limited, cancel := context.WithTimeout(context.Background(), pongWithin)
+		_, err := w.nc.RequestWithContext(limited, w.prefix+"."+of+".ping"+to.at, ping)
+		cancel()
+		// Otherwise this process was frozen.
+		if err != nil && time.Since(askedAt) < pongWithin+pingEvery {
+			w.log.Warn(errSilent.Error(), "error", err)
+			to.lose()
+		}
+	}
 }
 
 // repeat repeats a step until it is answered, or the context is done.

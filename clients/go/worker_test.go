@@ -79,6 +79,8 @@ type gateway struct {
 	jobs      []any
 	answers   map[string]func(body map[string]any) any
 	confirmed atomic.Int32
+	// address is that of the gateway; requests to another one get no answer, as from one that is frozen.
+	address atomic.Value
 }
 
 var queues atomic.Int32
@@ -99,6 +101,7 @@ func play(t *testing.T) *gateway {
 	}
 	t.Cleanup(nc.Close)
 	g := &gateway{T: t, url: url, nc: nc, queue: fmt.Sprintf("q%d", queues.Add(1))}
+	g.address.Store("one")
 	each := func(name, word string) func(map[string]any) any {
 		return func(body map[string]any) any {
 			results := []any{}
@@ -140,7 +143,15 @@ func play(t *testing.T) *gateway {
 }
 
 func (g *gateway) serve(message *nats.Msg) {
-	name := message.Subject[strings.LastIndex(message.Subject, ".")+1:]
+	name, at, _ := strings.Cut(message.Subject[strings.LastIndex(message.Subject, ".")+1:], "@")
+	address := g.address.Load().(string)
+	if at != "" && at != address {
+		return
+	}
+	if name == "ping" {
+		_ = message.Respond([]byte(`{"ok":{"gateway":"` + address + `"}}`))
+		return
+	}
 	if strings.HasPrefix(message.Subject, "tenure.jobs.w.") && !strings.HasPrefix(message.Reply, "_INBOX_go.") {
 		g.Error(message.Reply)
 	}
@@ -627,6 +638,21 @@ func TestSaysHelloAgainWhenItsRowIsLost(t *testing.T) {
 	g.jobs = []any{job(1, nil)}
 	g.until(g.worker(echo, Rules{}), func() bool { return g.has("the attempt is settled") })
 	g.equal([]int{len(g.of("hello")), len(g.of("settle"))}, []int{2, 2})
+}
+
+func TestGoesOnWithAnotherGatewayThanOneThatIsFrozen(t *testing.T) {
+	g := play(t)
+	var frozenAt time.Time
+	g.answers["hello"] = func(map[string]any) any {
+		g.mu.Lock()
+		g.jobs = []any{job(1, nil)}
+		g.mu.Unlock()
+		g.address.Store("two")
+		frozenAt = time.Now()
+		return fields{"beat_every_ms": 200, "report_every_ms": 50, "take_slots_max": 1000, "checkpoint_bytes_max": 1 << 20}
+	}
+	g.until(g.worker(echo, Rules{}), func() bool { return g.has("the attempt is settled") })
+	g.equal(time.Since(frozenAt) < 4*time.Second, true)
 }
 
 func TestStopsBeforeAnyGatewayOrNATSHasAnswered(t *testing.T) {

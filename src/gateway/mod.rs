@@ -11,6 +11,9 @@
 //! A gateway keeps nothing that another one could not do without: the receipt holds the claim and the message's ack,
 //! signed with a key of the database. It writes nothing by itself: a worker that hangs must look silent.
 //!
+//! A gateway that freezes keeps its subscriptions. So a worker finds one that answers a `ping`, and asks it alone, at its
+//! address, for as long as it answers.
+//!
 //! A worker confirms that it got its jobs; otherwise the gateway gives them back. If the gateway dies before that, only
 //! the worker knows that an answer is missing: it asks for what it holds, and another gateway gives back what it does
 //! not name.
@@ -49,7 +52,7 @@ use uuid::Uuid;
 
 use self::{
     one_at_a_time::OneAtATime,
-    protocol::{Code, Fields, Refusal, answer},
+    protocol::{Code, Fields, REQUESTS, Refusal, answer},
     receipt::{Receipt, Signer},
     take::Queue,
 };
@@ -96,6 +99,8 @@ pub(crate) struct Parts {
 pub(crate) struct Gateway(Arc<Inner>);
 
 struct Inner {
+    /// Workers that know it ask this gateway, and no other.
+    address: String,
     tenure: Tenure,
     store: Store,
     nats: Nats,
@@ -156,6 +161,7 @@ impl Gateway {
     pub(crate) fn new(parts: Parts) -> Self {
         let (store, nats) = (parts.tenure.store().clone(), parts.tenure.nats().clone());
         Self(Arc::new(Inner {
+            address: Uuid::new_v4().simple().to_string(),
             timing: parts.tenure.config().timing.clone(),
             progress: settle::progress_batches(&store),
             recorder: Recorder::new(&store),
@@ -188,7 +194,7 @@ impl Gateway {
     pub(crate) async fn run(self) {
         let mut tasks = JoinSet::new();
         while !self.0.stop.is_cancelled() {
-            let mut asked = match self.0.nats.asked().await {
+            let mut asked = match self.0.nats.asked(REQUESTS, &self.0.address).await {
                 Ok(asked) => asked,
                 Err(error) => {
                     if let Some(left_out) = repeats::tell("gateway", &error) {
@@ -247,19 +253,17 @@ impl Gateway {
 
     /// Serves one request. A panic concerns this request alone; its sender repeats it.
     async fn serve(self, asked: Asked) {
-        let Asked { by_worker, queue, request, body, reply } = asked;
-        let name = protocol::name(by_worker, &request);
+        let Asked { queue, request: name, body, reply, .. } = asked;
         let slots = match name {
-            Some("take") => &self.0.taking,
-            Some("wait") => &self.0.waiting,
+            "take" => &self.0.taking,
+            "wait" => &self.0.waiting,
             _ => &self.0.slots,
         };
         // Until the answer has arrived.
         let slot = slots.clone().try_acquire_owned();
-        let answered = match (&slot, name) {
-            (_, None) => Err(Refusal::new(Code::UnknownRequest, format!("there is no request {request:?}"))),
-            (Err(_), _) => Err(Refusal::new(Code::Unavailable, "the gateway serves too many requests")),
-            (Ok(_), Some(name)) => {
+        let answered = match &slot {
+            Err(_) => Err(Refusal::new(Code::Unavailable, "the gateway serves too many requests")),
+            Ok(_) => {
                 let served = AssertUnwindSafe(self.route(name, &queue, &body)).catch_unwind().await;
                 served.unwrap_or_else(|panic| {
                     panics::tell("gateway", &*panic);
@@ -268,8 +272,8 @@ impl Gateway {
             }
         };
         match &answered {
-            Ok(_) => metrics::gateway_request(name.unwrap_or("unknown"), "ok"),
-            Err(refusal) => refusal.tell(&queue, name.unwrap_or("unknown")),
+            Ok(_) => metrics::gateway_request(name, "ok"),
+            Err(refusal) => refusal.tell(&queue, name),
         }
         let (answered, handed_out) = match answered {
             Ok((answered, handed_out)) => (Ok(answered), handed_out),
@@ -304,6 +308,8 @@ impl Gateway {
         }
         let answered = match name {
             "take" => return self.take(queue, &request).await,
+            // Without Postgres: it says that this process runs, no more.
+            "ping" => Ok(format!(r#"{{"gateway":"{}"}}"#, self.0.address)),
             "hello" => self.hello(queue, &request).await,
             "payload" => self.payload(queue, &request).await,
             "report" => self.report(queue, &request).await,

@@ -6,28 +6,25 @@ use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use crate::job::AHEAD_MAX;
+use crate::{job::AHEAD_MAX, nats::Requests};
 
 /// The version of the protocol.
 const VERSION: u64 = 1;
 
-/// Returns the known name of a request.
-pub(super) fn name(by_worker: bool, request: &str) -> Option<&'static str> {
-    const OF_WORKERS: &[&str] = &[
-        "hello", "take", "payload", "report", "settle", "beat", "goodbye", "recorded", "step", "sleep",
-        "event", "all", "outputs",
-    ];
-    const OF_PRODUCERS: &[&str] = &["enqueue", "job", "wait", "cancel", "signal"];
-    let known = if by_worker { OF_WORKERS } else { OF_PRODUCERS };
-    known.iter().find(|name| **name == request).copied()
-}
+/// The names of the requests.
+pub(super) const REQUESTS: Requests = Requests {
+    of_workers: &[
+        "ping", "hello", "take", "payload", "report", "settle", "beat", "goodbye", "recorded", "step",
+        "sleep", "event", "all", "outputs",
+    ],
+    of_producers: &["ping", "enqueue", "job", "wait", "cancel", "signal"],
+};
 
 /// Why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Code {
     NotJson,
     UnsupportedVersion,
-    UnknownRequest,
     BadRequest,
     ForgedReceipt,
     HelloFirst,
@@ -43,7 +40,6 @@ impl Code {
         match self {
             Self::NotJson => "not_json",
             Self::UnsupportedVersion => "unsupported_version",
-            Self::UnknownRequest => "unknown_request",
             Self::BadRequest => "bad_request",
             Self::ForgedReceipt => "forged_receipt",
             Self::HelloFirst => "hello_first",

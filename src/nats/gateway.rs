@@ -1,9 +1,10 @@
 //! Gateway: the requests of workers and producers that speak the worker protocol, and messages pulled for one of them.
 //!
 //! ```text
-//! tenure.<prefix>.w.<queue>.<request>     workers ask; of all gateways, one answers
-//! tenure.<prefix>.w.<queue>.to.<worker>   probes and events to one worker
-//! tenure.<prefix>.p.<queue>.<request>     producers ask
+//! tenure.<prefix>.w.<queue>.<request>            workers ask; of all gateways, one answers
+//! tenure.<prefix>.w.<queue>.<request>@<gateway>  workers ask one gateway
+//! tenure.<prefix>.w.<queue>.to.<worker>          probes and events to one worker
+//! tenure.<prefix>.p.<queue>.<request>            producers ask, with and without `@<gateway>`
 //! ```
 
 use std::{pin::pin, time::Duration};
@@ -39,17 +40,23 @@ pub(crate) const LATE: Duration = Duration::from_millis(1_500);
 /// A request to the gateways.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    /// Whether a worker asks; otherwise a producer does.
-    pub(crate) by_worker: bool,
     pub(crate) queue: String,
-    pub(crate) request: String,
+    pub(crate) request: &'static str,
     pub(crate) body: Bytes,
     pub(crate) reply: Subject,
+}
+
+/// The names of the requests of workers, and of producers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Requests {
+    pub(crate) of_workers: &'static [&'static str],
+    pub(crate) of_producers: &'static [&'static str],
 }
 
 /// The requests to this gateway, and the announcements of cancellations.
 pub(crate) struct AskedStream {
     prefix: String,
+    known: Requests,
     requests: SelectAll<Subscriber>,
     cancelled: Subscriber,
 }
@@ -85,10 +92,12 @@ impl AskedStream {
             let mut parts = message.subject.strip_prefix(self.prefix.as_str()).unwrap_or_default().split('.');
             let (side, queue, request) = (parts.next(), parts.next(), parts.next());
             let (Some(side), Some(queue), Some(request)) = (side, queue, request) else { continue };
+            let known = if side == "w" { self.known.of_workers } else { self.known.of_producers };
+            let name = request.split('@').next().unwrap_or_default();
+            let Some(request) = known.iter().find(|known| **known == name) else { continue };
             return Some(ToGateway::Asked(Asked {
-                by_worker: side == "w",
                 queue: queue.into(),
-                request: request.into(),
+                request,
                 // The payload is a part of the connection's read buffer, all of which a `take` that waits would hold.
                 body: Bytes::copy_from_slice(&message.payload),
                 reply,
@@ -109,17 +118,24 @@ impl Nats {
         format!("{OWN_SUBJECTS}.{}.", self.prefix)
     }
 
-    /// Subscribes to the requests to gateways.
-    pub(crate) async fn asked(&self) -> Result<AskedStream, NatsError> {
+    /// Subscribes to the requests to gateways, and to those to the gateway of this address.
+    ///
+    /// Each by its name: a request to a gateway that has gone has no subscriber then, and NATS tells its sender at once.
+    pub(crate) async fn asked(&self, known: Requests, address: &str) -> Result<AskedStream, NatsError> {
         let unavailable = |error: async_nats::SubscribeError| NatsError::Unavailable(error.to_string());
         let prefix = self.asked_prefix();
         let subscribe = |subject: String| self.client.queue_subscribe(subject, GROUP.into());
         let mut requests = SelectAll::new();
-        for side in ["w", "p"] {
-            requests.push(subscribe(format!("{prefix}{side}.*.*")).await.map_err(unavailable)?);
+        for (side, names) in [("w", known.of_workers), ("p", known.of_producers)] {
+            for name in names {
+                let subject = format!("{prefix}{side}.*.{name}");
+                let own = self.client.subscribe(format!("{subject}@{address}"));
+                requests.push(own.await.map_err(unavailable)?);
+                requests.push(subscribe(subject).await.map_err(unavailable)?);
+            }
         }
         let cancelled = subscribe(self.cancel_subject()).await.map_err(unavailable)?;
-        Ok(AskedStream { prefix, requests, cancelled })
+        Ok(AskedStream { prefix, known, requests, cancelled })
     }
 
     /// The subject of one worker of a queue.

@@ -27,7 +27,7 @@ mod written;
 pub(crate) use async_nats::{Client, Subject};
 pub use connect::{Nats, NatsError};
 pub(crate) use control::{Announced, AskedToDrain, Control, Drains, Probed, announced_cancelled};
-pub(crate) use gateway::{Asked, CONFIRMED_WITHIN, LATE, ToGateway};
+pub(crate) use gateway::{Asked, CONFIRMED_WITHIN, LATE, Requests, ToGateway};
 pub(crate) use hinter::Hinter;
 pub(crate) use hints::{Hint, Hinted, WATCHED_FOR, WatchRequest};
 pub(crate) use inspect::{ConsumerSeen, Delivered, MessageSeen, NatsSeen, StreamCounts, StreamSeen, Unseen};

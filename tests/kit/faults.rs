@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::json;
-use tenure::Status;
+use tenure::{JobRequest, Status};
 use tokio::time::sleep;
 
 use super::{
     Client,
-    world::{SOON, World, events, until_event},
+    world::{QUEUE, SOON, World, events, shown, until_event},
 };
+
+/// How soon a worker goes on with another gateway than one that freezes.
+const FOUND_WITHIN: Duration = Duration::from_secs(3);
 
 /// Dies with a request on its way: before it has reached the gateway, or with an answer that does not come back.
 pub async fn crash(client: Client) {
@@ -21,23 +24,23 @@ pub async fn crash(client: Client) {
     // Its confirmation is not on its way together with the settle.
     let briefly = || json!({"ms": 200, "every_ms": 0});
     let steps = [
-        (".take ", false, "echo", json!(1), "", "(completed)"),
-        (".take ", true, "echo", json!(1), "status = 'processing'", "(released)\n(completed)"),
-        (".report ", false, "report", reports(), "", "(lost)\n(completed)"),
-        (".report ", true, "report", reports(), "stage = 'working'", "(lost)\n(completed)"),
-        (".settle ", false, "sleep", briefly(), "", "(lost)\n(completed)"),
-        (".settle ", true, "sleep", briefly(), "status = 'completed'", "(completed)"),
+        (".take", false, "echo", json!(1), "", "(completed)"),
+        (".take", true, "echo", json!(1), "status = 'processing'", "(released)\n(completed)"),
+        (".report", false, "report", reports(), "", "(lost)\n(completed)"),
+        (".report", true, "report", reports(), "stage = 'working'", "(lost)\n(completed)"),
+        (".settle", false, "sleep", briefly(), "", "(lost)\n(completed)"),
+        (".settle", true, "sleep", briefly(), "status = 'completed'", "(completed)"),
     ];
     for (request, passes, kind, payload, acted, ends) in steps {
         let (proxy, mut first) = world.ready_behind(1).await;
         let stop = || proxy.stop_at(request.as_bytes(), passes);
         // A take that is on its way would bring the job.
-        if request == ".take " {
+        if request == ".take" {
             stop();
             proxy.stopped().await;
         }
         let job = world.enqueue(kind, payload).await;
-        if request != ".take " {
+        if request != ".take" {
             stop();
             proxy.stopped().await;
         }
@@ -114,7 +117,7 @@ pub async fn lost_take(client: Client) {
     world.watch().await;
     let _gateway = world.gateway();
     let (proxy, worker) = world.ready_behind(8).await;
-    proxy.stop_at(b".take ", true);
+    proxy.stop_at(b".take", true);
     proxy.stopped().await;
     let job = world.enqueue("echo", json!(1)).await;
     let is_claimed = format!("EXISTS (SELECT FROM tenure.jobs WHERE id = '{job}' AND status = 'processing')");
@@ -136,7 +139,7 @@ pub async fn lost_settle(client: Client) {
     world.watch().await;
     let _gateway = world.gateway();
     let (proxy, worker) = world.ready_behind(8).await;
-    proxy.stop_at(b".settle ", true);
+    proxy.stop_at(b".settle", true);
     let job = world.enqueue("echo", json!(1)).await;
     proxy.stopped().await;
     let is_written =
@@ -220,4 +223,56 @@ pub async fn gateway_frozen(client: Client) {
     let others = "tenure.job_executions_all WHERE outcome NOT IN ('completed', 'released')";
     assert_eq!(world.bench.count(others).await, 0, "attempts that ended in another way:\n{}", worker.log());
     world.bench.every_job_is_as_it_must_be().await;
+}
+
+/// One gateway of several freezes while jobs flow, each in its turn, so that every worker loses its own once.
+pub async fn one_frozen(client: Client) {
+    for (gateways, share) in [(2, 0.4), (3, 0.6)] {
+        let world = World::patient(client.clone()).await;
+        let all: Vec<_> = (0..gateways).map(|_| world.gateway_process()).collect();
+        let mut workers = Vec::new();
+        for _ in 0..3 {
+            workers.push(world.ready(8).await);
+        }
+        let tenure = world.bench.tenure.clone();
+        // More than 24 slots run of 200 ms each: a worker that takes finds jobs.
+        let flow = tokio::spawn(async move {
+            loop {
+                let jobs =
+                    (0..13).map(|_| JobRequest::new(QUEUE, "sleep", json!({"ms": 200, "every_ms": 0})));
+                tenure.enqueue_many(jobs).await.unwrap();
+                sleep(Duration::from_millis(100)).await;
+            }
+        });
+        world.jobs_a_second().await;
+        let before = world.jobs_a_second().await;
+        let mut after = Vec::new();
+        for gateway in &all {
+            gateway.signal(Signal::STOP);
+            sleep(FOUND_WITHIN).await;
+            after.push(world.jobs_a_second().await);
+            gateway.signal(Signal::CONT);
+            sleep(Duration::from_secs(1)).await;
+        }
+        flow.abort();
+        eprintln!("one of {gateways} gateways is frozen: {after:.0?} jobs/s, {before:.0} before");
+        let least = after.iter().copied().fold(f64::INFINITY, f64::min);
+        assert!(
+            least >= share * before,
+            "one of {gateways} gateways is frozen: {after:.0?} jobs/s after 3 s, {before:.0} before"
+        );
+        world.bench.until_within("NOT EXISTS (SELECT FROM tenure.jobs)", SOON * 3).await;
+        // What a gateway does that wakes is about claims of the past.
+        let ended = "tenure.job_executions_all WHERE outcome NOT IN ('completed', 'released')";
+        assert_eq!(world.bench.count(ended).await, 0, "attempts that ended in another way");
+        let mut began: Vec<_> = (workers.iter().flat_map(shown))
+            .filter(|line| line["event"] == json!("began"))
+            .map(|line| line["job"].to_string())
+            .collect();
+        let handlers = began.len();
+        began.sort_unstable();
+        began.dedup();
+        assert_eq!(handlers, began.len(), "handlers that began, and jobs");
+        world.bench.every_job_is_as_it_must_be().await;
+    }
 }

@@ -119,6 +119,7 @@ pub const CASES: &[Case] = &[
     Case { name: "cut-off", what: "goes on when its connection is back", finds: &["gives_up"], run: |c| Box::pin(faults::cut_off(c)) },
     Case { name: "gateway-killed", what: "goes on with the next gateway", finds: &["impatient"], run: |c| Box::pin(faults::gateway_killed(c)) },
     Case { name: "gateway-frozen", what: "repeats what a frozen gateway did not answer", finds: &["impatient"], run: |c| Box::pin(faults::gateway_frozen(c)) },
+    Case { name: "one-frozen", what: "goes on within 3 s when one of two or three gateways freezes", finds: &["unaddressed"], run: |c| Box::pin(faults::one_frozen(c)) },
     Case { name: "stop", what: "ends its jobs, and says goodbye", finds: &["rude", "no_goodbye"], run: |c| Box::pin(ends::stop(c)) },
     Case { name: "drain", what: "ends when it is drained", finds: &["undrained"], run: |c| Box::pin(ends::drain(c)) },
     Case { name: "grace", what: "releases jobs that outlast its grace", finds: &["never_released"], run: |c| Box::pin(ends::grace(c)) },

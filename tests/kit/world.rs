@@ -63,7 +63,9 @@ impl World {
         let seen = self.requests.clone();
         tokio::spawn(async move {
             while let Some(message) = sent.next().await {
-                let name = message.subject.rsplit('.').next().unwrap_or_default().to_owned();
+                // Without the address of a gateway.
+                let name = message.subject.rsplit('.').next().and_then(|name| name.split('@').next());
+                let name = name.unwrap_or_default().to_owned();
                 let body = serde_json::from_slice(&message.payload).unwrap_or(Value::Null);
                 seen.lock().unwrap().push(Request { name, body });
             }
@@ -134,6 +136,14 @@ impl World {
     pub async fn run(&self, kind: &str, payload: Value) -> JobRow {
         let job = self.enqueue(kind, payload).await;
         self.ended(job).await
+    }
+
+    /// How many jobs complete in a second, over the next three.
+    pub async fn jobs_a_second(&self) -> f64 {
+        let completed = || self.bench.count("tenure.job_history WHERE status = 'completed'");
+        let (began_at, before) = (std::time::Instant::now(), completed().await);
+        sleep(Duration::from_secs(3)).await;
+        (completed().await - before) as f64 / began_at.elapsed().as_secs_f64()
     }
 
     /// How the attempts of a job ended, in order.

@@ -55,6 +55,8 @@ class Gateway {
   readonly asked: [string, Body][] = [];
   readonly logged: string[] = [];
   readonly jobs: unknown[] = [];
+  /** Requests to another address get no answer, as from a gateway that is frozen. */
+  address = 'one';
   readonly answers: Record<string, Answer> = {
     hello: () => ({ beat_every_ms: 200, report_every_ms: 50, take_slots_max: 1_000 }),
     take: () => ({ jobs: this.jobs.splice(0), uncertain: false }),
@@ -63,6 +65,7 @@ class Gateway {
     beat: () => ({ now: `now ${this.asked.length}`, lost: [], cancel: [], returned: 0 }),
     goodbye: () => ({ gone: true }),
   };
+  pong = (): unknown => ({ ok: { gateway: this.address } });
   confirmed = 0;
 
   constructor() {
@@ -77,7 +80,12 @@ class Gateway {
   }
 
   async #serve(message: Msg): Promise<void> {
-    const request = message.subject.split('.').at(-1) ?? '';
+    const [request = '', address] = (message.subject.split('.').at(-1) ?? '').split('@');
+    if (address !== undefined && address !== this.address) return;
+    if (request === 'ping') {
+      message.respond(JSON.stringify(this.pong()));
+      return;
+    }
     const body: Body = message.json();
     this.asked.push([request, body]);
     const answer = await this.answers[request]?.(body);
@@ -475,6 +483,32 @@ void suite('a worker', { concurrency: true }, () => {
     gateway.answers.hello = () => JSON.stringify({ error: refusal });
     await assert.rejects(gateway.worker(() => undefined).serve(), /bad_request: that is wrong/);
     await assert.rejects(new Worker({ url, queue: 'q' }).serve(), /no handler/);
+  });
+
+  void test('goes on with another gateway than one that is frozen', async () => {
+    const gateway = new Gateway();
+    const { hello } = gateway.answers;
+    let frozenAt = 0;
+    gateway.answers.hello = (body) => {
+      gateway.address = 'two';
+      gateway.jobs.push(job(1));
+      frozenAt = performance.now();
+      return hello?.(body);
+    };
+    const worker = gateway.worker(() => 'done');
+    await gateway.until(worker, () => gateway.settles().length > 0);
+    assert.ok(performance.now() - frozenAt < 4_000, `${performance.now() - frozenAt} ms`);
+  });
+
+  void test('asks any gateway where one knows no pings', async () => {
+    const gateway = new Gateway();
+    gateway.pong = () => ({ error: { code: 'unknown_request', message: 'no request', retry: false } });
+    gateway.address = 'none';
+    gateway.jobs.push(job(1));
+    await gateway.until(
+      gateway.worker(() => 'done'),
+      () => gateway.settles().length > 0,
+    );
   });
 });
 

@@ -2,7 +2,13 @@
 
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { AuthorizationError, connect, type NatsConnection, type NodeConnectionOptions } from '@nats-io/transport-node';
+import {
+  AuthorizationError,
+  connect,
+  type Msg,
+  type NatsConnection,
+  type NodeConnectionOptions,
+} from '@nats-io/transport-node';
 
 import { ProtocolError, TenureError } from './errors.js';
 
@@ -10,6 +16,14 @@ import { ProtocolError, TenureError } from './errors.js';
 export const ANSWERED_WITHIN_MS = 5_000;
 /** How late an answer may be read. A gateway gives jobs back whose worker does not confirm them within 3 s. */
 const READ_WITHIN_MS = 2_000;
+/** How long each ping waits that looks for a gateway. Each goes to any: the next one may answer. */
+const FIND_WITHIN_MS = [250, 250, 500, 500, 1_000];
+/** How long requests go to one gateway, before another may get them: load spreads over new ones, too. */
+const KEPT_FOR_MS = 30_000;
+/** How often a gateway is pinged for which a request waits, and how long it has to answer. */
+const PING_EVERY_MS = 500;
+const PONG_WITHIN_MS = 1_000;
+const PING = Buffer.from('{"v":1}');
 
 export type Log = (
   level: 'debug' | 'info' | 'warn' | 'error',
@@ -34,10 +48,48 @@ export interface Connection {
 /** No gateway answered in time, or one asked to repeat the request. */
 export class Unanswered extends TenureError {}
 
+/** The gateway that gets the requests. `at` is what its address adds to their subjects; empty: any gateway. */
+class Gateway {
+  /** Each ends a request that it has not answered. */
+  readonly #waiting = new Set<(why: Error) => void>();
+  #until: number;
+
+  constructor(
+    readonly at: string,
+    keptForMs = KEPT_FOR_MS,
+  ) {
+    this.#until = performance.now() + keptForMs;
+  }
+
+  get isKept(): boolean {
+    return performance.now() < this.#until;
+  }
+
+  get isAwaited(): boolean {
+    return this.#waiting.size > 0;
+  }
+
+  /** Waits for an answer, until the gateway is lost. */
+  async answer<T>(asked: Promise<T>): Promise<T> {
+    return new Promise<T>((resolve, reject) => {
+      this.#waiting.add(reject);
+      void asked.then(resolve, reject).finally(() => this.#waiting.delete(reject));
+    });
+  }
+
+  lose(): void {
+    this.#until = 0;
+    for (const end of this.#waiting) end(new Error('the gateway does not answer; another one is asked'));
+    this.#waiting.clear();
+  }
+}
+
 /** A connection to NATS, and the requests over it. */
 export class Wire {
   readonly prefix: string;
   #maxPayload = 1_048_576;
+  #gateway: Gateway | undefined;
+  #finding: Promise<Gateway> | undefined;
 
   private constructor(
     readonly nc: NatsConnection,
@@ -72,10 +124,19 @@ export class Wire {
       const most = `a message of NATS holds at most ${this.maxPayload} (max_payload)`;
       throw new TenureError(`${subject}: the request has ${bytes.length} bytes, but ${most}`);
     }
-    const askedAt = performance.now();
+    let gateway: Gateway;
     let answer: { ok?: { waited_ms?: number }; error?: Refusal };
     try {
-      const message = await this.nc.request(`${this.prefix}.${subject}`, bytes, { timeout: withinMs });
+      gateway = await this.#find(subject);
+      let askedAt = performance.now();
+      const message = await this.#request(gateway, subject, bytes, withinMs).catch(async (error: unknown) => {
+        if (!gateway.at || !isGone(error)) throw error;
+        // It has stopped: another one gets the request.
+        gateway.lose();
+        gateway = await this.#find(subject);
+        askedAt = performance.now();
+        return this.#request(gateway, subject, bytes, withinMs);
+      });
       answer = message.json();
       if (!answer.ok && !answer.error) throw new Error('the answer makes no sense');
       const unread = performance.now() - askedAt - (answer.ok?.waited_ms ?? withinMs - READ_WITHIN_MS);
@@ -84,13 +145,63 @@ export class Wire {
       if (message.reply) message.respond();
     } catch (error) {
       const why = String(error);
-      const hint = why.includes('no responders') ? 'no gateway answers; start one with `tenure gateway`: ' : '';
+      const hint = isGone(error) ? 'no gateway answers; start one with `tenure gateway`: ' : '';
       throw new Unanswered(`${subject}: ${hint}${why}`);
     }
     if (!answer.error) return answer.ok;
     const { code, message, retry } = answer.error;
-    if (retry && code !== 'hello_first') throw new Unanswered(`${subject}: ${message}`);
+    // By an older gateway, which gets what is meant for others, too.
+    const isOld = code === 'unknown_request' && gateway.at !== '';
+    if (isOld) this.#gateway = new Gateway('');
+    if (isOld || (retry && code !== 'hello_first')) throw new Unanswered(`${subject}: ${message}`);
     throw new ProtocolError(code, message);
+  }
+
+  async #request(gateway: Gateway, subject: string, body: Uint8Array, timeout: number): Promise<Msg> {
+    return gateway.answer(this.nc.request(`${this.prefix}.${subject}${gateway.at}`, body, { timeout }));
+  }
+
+  /** The gateway that requests go to, or any, if none can be told from the others. */
+  async #find(subject: string): Promise<Gateway> {
+    if (this.#gateway?.isKept) return this.#gateway;
+    this.#finding ??= this.#pinged(subject.slice(0, subject.lastIndexOf('.') + 1)).finally(() => {
+      this.#finding = undefined;
+    });
+    return (this.#gateway = await this.#finding);
+  }
+
+  async #pinged(of: string): Promise<Gateway> {
+    for (const within of FIND_WITHIN_MS) {
+      try {
+        const message = await this.nc.request(`${this.prefix}.${of}ping`, PING, { timeout: within });
+        const address = message.json<{ ok?: { gateway?: string } }>().ok?.gateway;
+        // An older gateway knows no pings.
+        if (address === undefined) return new Gateway('');
+        const gateway = new Gateway(`@${address}`);
+        void this.#watchOver(gateway, of);
+        return gateway;
+      } catch (error) {
+        if (isGone(error) || this.nc.isClosed()) throw error;
+      }
+    }
+    return new Gateway('', 0);
+  }
+
+  /** Pings a gateway while requests wait for it: one that is frozen keeps its subscriptions. */
+  async #watchOver(gateway: Gateway, of: string): Promise<void> {
+    while ((gateway.isKept || gateway.isAwaited) && !this.nc.isClosed()) {
+      await sleep(PING_EVERY_MS, undefined, { ref: false });
+      if (!gateway.isAwaited) continue;
+      const askedAt = performance.now();
+      try {
+        await this.nc.request(`${this.prefix}.${of}ping${gateway.at}`, PING, { timeout: PONG_WITHIN_MS });
+      } catch (error) {
+        // Otherwise this process was frozen, or blocked.
+        if (performance.now() - askedAt > PONG_WITHIN_MS + PING_EVERY_MS) continue;
+        this.log('warn', `the gateway does not answer, and another one is asked: ${String(error)}`, {});
+        gateway.lose();
+      }
+    }
   }
 
   /** Repeats a request until it is answered. */
@@ -105,6 +216,11 @@ export class Wire {
       if (status.type === 'reconnect') this.log('info', 'connected to NATS again', {});
     }
   }
+}
+
+/** Whether NATS says that no one is there who could answer. */
+function isGone(error: unknown): boolean {
+  return String(error).includes('no responders');
 }
 
 export interface Refusal {

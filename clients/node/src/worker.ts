@@ -41,7 +41,7 @@ const UNCERTAIN_FOR_MS = 30_000;
 /** How long handlers have to end after they were asked to. */
 const STOPPED_WITHIN_MS = 15_000;
 const ENTRIES_MAX = 1_000;
-/** A request with few reports is answered soon, and others go to other gateways. */
+/** A request with few reports is answered soon, and others are written beside it. */
 const REPORTS_MAX = 100;
 const OVERHEAD = 4_096;
 const ERROR_MAX = 10_000;

@@ -29,6 +29,17 @@ ANSWERED_WITHIN = 5.0
 READ_WITHIN = 2.0
 """How late an answer may be read, in seconds."""
 
+FIND_WITHIN = (0.25, 0.25, 0.5, 0.5, 1.0)
+"""How long each ping waits that looks for a gateway, in seconds. Each goes to any: the next one may answer."""
+
+KEPT_FOR = 30.0
+"""How long requests go to one gateway, in seconds, before another may get them: load spreads over new ones, too."""
+
+PING_EVERY, PONG_WITHIN = 0.5, 1.0
+"""How often a gateway is pinged for which a request waits, and how long it has to answer, in seconds."""
+
+PING = b'{"v":1}'
+
 TOLD_EVERY = 30.0
 """How often the log says that a request is still repeated, in seconds."""
 
@@ -66,6 +77,24 @@ class Unanswered(TenureError):
     """No gateway answered in time, or one asked to repeat the request."""
 
 
+class Gateway:
+    """The gateway that gets the requests. `at` is what its address adds to their subjects; empty: any gateway."""
+
+    def __init__(self, at: str = "", kept_for: float = KEPT_FOR) -> None:
+        self.at, self.until = at, monotonic() + kept_for
+        self.waiting = 0
+        """The requests that it has not answered."""
+        self.lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def lose(self) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    @property
+    def is_kept(self) -> bool:
+        return monotonic() < self.until and not self.lost.done()
+
+
 class Wire:
     """A connection to NATS, and the requests over it."""
 
@@ -89,6 +118,9 @@ class Wire:
         self._subscriptions: list[tuple[str, Callable[[Msg], Awaitable[None]]]] = []
         self._is_closed = False
         self._opening: asyncio.Task[None] | None = None
+        self._gateway: Gateway | None = None
+        self._finding = asyncio.Lock()
+        self._watches: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def connect(cls, *about: Any) -> Wire:
@@ -117,6 +149,8 @@ class Wire:
         self._is_closed = True
         if self._opening:
             self._opening.cancel()
+        for watch in self._watches:
+            watch.cancel()
         await self.nc.close()
 
     def _reopen(self) -> None:
@@ -132,9 +166,18 @@ class Wire:
 
     async def once(self, subject: str, body: str, within: float = ANSWERED_WITHIN) -> dict[str, Any]:
         """Sends a request once."""
-        asked_at = monotonic()
         try:
-            message = await self.nc.request(f"{self.prefix}.{subject}", body.encode(), timeout=within)
+            while True:
+                gateway = await self._find(subject.rpartition(".")[0])
+                asked_at = monotonic()
+                try:
+                    message = await self._request(gateway, subject, body.encode(), within)
+                    break
+                except NoRespondersError:
+                    # It has stopped: another one gets the request.
+                    gateway.lose()
+                    if not gateway.at:
+                        raise
             answer = json.loads(message.data)
         except MaxPayloadError as error:
             # No repetition would mend this.
@@ -159,7 +202,66 @@ class Wire:
             return dict(answer["ok"])
         if failed["retry"] and failed["code"] != "hello_first":
             raise Unanswered(f"{subject}: {failed['message']}")
+        if failed["code"] == "unknown_request" and gateway.at:
+            # By an older gateway, which gets what is meant for others, too.
+            self._gateway = Gateway()
+            raise Unanswered(f"{subject}: {failed['message']}")
         raise ProtocolError(failed["code"], failed["message"])
+
+    async def _request(self, gateway: Gateway, subject: str, body: bytes, within: float) -> Msg:
+        """Sends a request to a gateway. It is over once the gateway is lost."""
+        request = self.nc.request(f"{self.prefix}.{subject}{gateway.at}", body, timeout=within)
+        asked: asyncio.Future[Any] = asyncio.ensure_future(request)
+        gateway.waiting += 1
+        try:
+            await asyncio.wait((asked, gateway.lost), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                message: Msg = asked.result()
+                return message
+            raise Unanswered(f"{subject}: the gateway does not answer; another one is asked")
+        finally:
+            gateway.waiting -= 1
+            asked.cancel()
+
+    async def _find(self, of: str) -> Gateway:
+        """The gateway that requests go to, or any, if none can be told from the others."""
+        async with self._finding:
+            if self._gateway is None or not self._gateway.is_kept:
+                self._gateway = await self._pinged(of)
+            return self._gateway
+
+    async def _pinged(self, of: str) -> Gateway:
+        for within in FIND_WITHIN:
+            try:
+                message = await self.nc.request(f"{self.prefix}.{of}.ping", PING, timeout=within)
+            except asyncio.TimeoutError:
+                continue
+            address = json.loads(message.data).get("ok", {}).get("gateway")
+            if address is None:
+                # An older gateway knows no pings.
+                return Gateway()
+            gateway = Gateway(f"@{address}")
+            watch = asyncio.ensure_future(self._watch(gateway, of))
+            self._watches.add(watch)
+            watch.add_done_callback(self._watches.discard)
+            return gateway
+        return Gateway(kept_for=0.0)
+
+    async def _watch(self, gateway: Gateway, of: str) -> None:
+        """Pings a gateway while requests wait for it: one that is frozen keeps its subscriptions."""
+        while self._gateway is gateway or gateway.waiting:
+            await asyncio.sleep(PING_EVERY)
+            if not gateway.waiting:
+                continue
+            asked_at = monotonic()
+            try:
+                await self.nc.request(f"{self.prefix}.{of}.ping{gateway.at}", PING, timeout=PONG_WITHIN)
+            except Exception as error:
+                # Otherwise this process was frozen, or its loop blocked.
+                if monotonic() - asked_at < PONG_WITHIN + PING_EVERY:
+                    log.warning("the gateway does not answer, and another one is asked: %s", error or "no answer")
+                    gateway.lose()
+                    return
 
     async def ask(self, subject: str, body: str, within: float = ANSWERED_WITHIN) -> dict[str, Any]:
         """Repeats a request until it is answered."""

@@ -37,7 +37,7 @@ WAIT = 5.0
 UNCERTAIN_FOR = 30.0
 ENTRIES_MAX = 1000
 REPORTS_MAX = 100
-"""A request with few reports is answered soon, and others go to other gateways."""
+"""A request with few reports is answered soon, and others are written beside it."""
 OVERHEAD = 4096
 ERROR_MAX = 20_000
 REFUSED = "a gateway refused the end of the attempt"
