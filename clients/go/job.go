@@ -136,7 +136,7 @@ type Field struct {
 func Stage(stage string) Field { return Field{"stage", stage} }
 
 // Percent is how much is done, 0 to 100.
-func Percent(percent float64) Field { return Field{"progress", percent} }
+func Percent(percent float64) Field { return Field{"progress", min(max(percent, 0), 100)} }
 
 // Message tells people more.
 func Message(message string) Field { return Field{"message", message} }

@@ -71,6 +71,7 @@ use crate::{
 /// The most requests that are served at once, the most that wait for a job, and the most that wait for an end: none of
 /// them keeps one of the others from being served.
 const REQUESTS_MAX: usize = 20_000;
+const TAKES_MAX: usize = 8_000;
 const WAITING_MAX: usize = 20_000;
 /// The most takes that claim at once. More of them than there are connections to Postgres would only wait for one, each
 /// with the memory of a whole claim.
@@ -181,7 +182,7 @@ impl Gateway {
             workers: Mutex::default(),
             extended: Mutex::new(Extended { at: HashMap::new(), pruned_at: Instant::now() }),
             slots: Arc::new(Semaphore::new(REQUESTS_MAX)),
-            taking: Arc::new(Semaphore::new(WAITING_MAX)),
+            taking: Arc::new(Semaphore::new(TAKES_MAX)),
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
             claiming: Semaphore::new(CLAIMING_MAX),
             stop: CancellationToken::new(),
@@ -264,7 +265,8 @@ impl Gateway {
         let answered = match &slot {
             Err(_) => Err(Refusal::new(Code::Unavailable, "the gateway serves too many requests")),
             Ok(_) => {
-                let served = AssertUnwindSafe(self.route(name, &queue, &body)).catch_unwind().await;
+                // In a box: a request that is refused needs none of that memory.
+                let served = Box::pin(AssertUnwindSafe(self.route(name, &queue, &body)).catch_unwind()).await;
                 served.unwrap_or_else(|panic| {
                     panics::tell("gateway", &*panic);
                     Err(Refusal::new(Code::Unavailable, "the gateway failed; its log says why"))
@@ -286,7 +288,7 @@ impl Gateway {
         }
         if !is_confirmed {
             // A worker that died or froze while it waited must not be charged for jobs of which it knows nothing.
-            let given_back = self.give_back_taken(&taken).await;
+            let given_back = Box::pin(self.give_back_taken(&taken)).await;
             if !given_back.is_empty() {
                 // Its confirmation may be what was lost.
                 self.tell_to_look(&queue, &body, &given_back).await;
@@ -306,25 +308,30 @@ impl Gateway {
         if let Err(error) = crate::job::check_queue(queue) {
             return Err(Refusal::new(Code::BadRequest, error.to_string()));
         }
-        let answered = match name {
-            "take" => return self.take(queue, &request).await,
-            // Without Postgres: it says that this process runs, no more.
-            "ping" => Ok(format!(r#"{{"gateway":"{}"}}"#, self.0.address)),
-            "hello" => self.hello(queue, &request).await,
-            "payload" => self.payload(queue, &request).await,
-            "report" => self.report(queue, &request).await,
-            "settle" => self.settle(queue, &request).await,
-            "beat" => self.beat(queue, &request).await,
-            "goodbye" => self.goodbye(queue, &request).await,
-            "recorded" | "step" | "sleep" | "event" | "all" => self.step(name, queue, &request).await,
-            "outputs" => self.outputs(queue, &request).await,
-            "signal" => self.signal(queue, &request).await,
-            "enqueue" => self.enqueue(queue, &request).await,
-            "job" => self.job(queue, &request).await,
-            "wait" => self.wait(queue, &request).await,
-            _ => self.cancel(queue, &request).await,
-        };
-        Ok((answered?, None))
+        if name == "take" {
+            return self.take(queue, &request).await;
+        }
+        // In a box: a take that waits holds none of that memory.
+        let answered = Box::pin(async {
+            match name {
+                // Without Postgres: it says that this process runs, no more.
+                "ping" => Ok(format!(r#"{{"gateway":"{}"}}"#, self.0.address)),
+                "hello" => self.hello(queue, &request).await,
+                "payload" => self.payload(queue, &request).await,
+                "report" => self.report(queue, &request).await,
+                "settle" => self.settle(queue, &request).await,
+                "beat" => self.beat(queue, &request).await,
+                "goodbye" => self.goodbye(queue, &request).await,
+                "recorded" | "step" | "sleep" | "event" | "all" => self.step(name, queue, &request).await,
+                "outputs" => self.outputs(queue, &request).await,
+                "signal" => self.signal(queue, &request).await,
+                "enqueue" => self.enqueue(queue, &request).await,
+                "job" => self.job(queue, &request).await,
+                "wait" => self.wait(queue, &request).await,
+                _ => self.cancel(queue, &request).await,
+            }
+        });
+        Ok((answered.await?, None))
     }
 
     /// Returns the signer of receipts, once Postgres has said the key.

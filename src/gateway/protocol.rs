@@ -164,6 +164,16 @@ impl<'b> Fields<'b> {
         self.parsed(name, expected)
     }
 
+    /// A number from 0 to 100.
+    pub(super) fn percent(&self, name: &str) -> Result<Option<f64>, Refusal> {
+        let expected = "a number from 0 to 100";
+        let percent: Option<f64> = self.parsed(name, expected)?;
+        if percent.is_some_and(|percent| !(0.0..=100.0).contains(&percent)) {
+            return Err(self.wrong(name, expected));
+        }
+        Ok(percent)
+    }
+
     /// A text of at most `most` characters.
     pub(super) fn text(&self, name: &str, most: usize) -> Result<String, Refusal> {
         let expected = format!("a text of 1 to {most} characters");

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     job::{
         JobError, JobId, Outcome,
+        attempt::{AttemptOutcome, Reason},
         claim::{Ack, Claim, FencingToken, Missed, ack_for},
         sizes::stored_bytes,
         unstorable_text,
@@ -148,7 +149,7 @@ impl Gateway {
             }
             Ok(text)
         };
-        let percent: Option<f64> = entry.optional("progress", "a number from 0 to 100")?;
+        let percent = entry.percent("progress")?;
         let checkpoint = entry.raw("checkpoint");
         if let Some(checkpoint) = &checkpoint {
             let most = self.0.tenure.config().checkpoint_bytes_max;
@@ -168,7 +169,7 @@ impl Gateway {
             key: receipt.key(),
             stage: text("stage")?,
             #[expect(clippy::cast_possible_truncation, reason = "it is at most 100")]
-            percent: percent.map(|percent| percent.clamp(0.0, 100.0) as f32),
+            percent: percent.map(|percent| percent as f32),
             message: text("message")?,
             checkpoint,
         })
@@ -328,7 +329,9 @@ impl Gateway {
         }
         self.keep(receipt, said.log).await;
         let never_began = matches!(said.ended, Ended::NeverBegan);
+        let completes = matches!(&said.ended, Ended::Returned(Ok(Outcome::Done(_) | Outcome::DoneJson(_))));
         let (mut verdict, error) = verdict(job, said.ended, &RetryPolicy::default(), None);
+        let mut wanted = AttemptOutcome::Completed;
         let word = match &mut verdict {
             Verdict::Complete(completion) => {
                 completion.report = said.report;
@@ -336,12 +339,14 @@ impl Gateway {
             }
             Verdict::End(end) => {
                 if never_began {
-                    end.reason = Some(crate::job::attempt::Reason::Shutdown);
+                    end.reason = Some(Reason::Shutdown);
                 }
                 // The next attempt reads the last checkpoint. A claim that is not current is found by the next write.
                 if let Some(report) = &said.report {
                     self.write(report).await?;
                 }
+                // An output that cannot be stored has failed the job.
+                wanted = if completes { wanted } else { end.verdict };
                 end.verdict.as_str()
             }
             Verdict::Written | Verdict::Lost => "complete",
@@ -350,7 +355,7 @@ impl Gateway {
         let queue = self.queue(&receipt.queue);
         let rates = Some(&queue.measures.rates);
         let write = self.0.settle.write(job, verdict, error, said.ran, None, rates);
-        let Ok(settled) = timeout(WRITTEN_WITHIN, write).await else {
+        let Ok((outcome, settled)) = timeout(WRITTEN_WITHIN, write).await else {
             return Err(Refusal::new(
                 Code::Unavailable,
                 "Postgres did not confirm the end of the attempt in time",
@@ -375,7 +380,16 @@ impl Gateway {
         {
             self.warn_of_uncalled(receipt.key(), steps);
         }
-        Ok(if settled == Settled::Written { "settled" } else { "lost" })
+        match settled {
+            Settled::Written if wanted.may_end_as(outcome) => Ok("settled"),
+            Settled::Written if outcome == AttemptOutcome::Failed => Err(Refusal::new(
+                Code::Refused,
+                "a value of it cannot be stored: the job has failed, and its last error says why; send `fail`, which \
+                 changes nothing more",
+            )),
+            // Its handler has completed the job by SQL, or another settle has ended the attempt otherwise.
+            Settled::Written | Settled::Lost => Ok("lost"),
+        }
     }
 }
 

@@ -66,11 +66,21 @@ impl Gateway {
                 within(all(&context, &of, jobs)).await
             }
         }?;
+        // These may only have read, what a later attempt has recorded, too.
+        if matches!(name, "recorded" | "sleep" | "all") && self.is_lost(&receipt).await? {
+            return Ok(LOST.to_owned());
+        }
         if answered != LOST && name != "recorded" {
             fault::point("gateway_stepped");
             self.extend(&receipt).await;
         }
         Ok(answered)
+    }
+
+    /// Whether the job of a receipt is not its worker's any more. Ask after the answer is read.
+    async fn is_lost(&self, receipt: &Receipt) -> Result<bool, Refusal> {
+        let mine = self.0.store.still_mine(&[receipt.key()]).await?;
+        Ok(mine.first().copied().flatten().is_none())
     }
 
     /// The calls of the attempt of a receipt.
@@ -112,11 +122,14 @@ impl Gateway {
     /// Answers with how the jobs of an `all`, or those that the job follows, have ended.
     pub(super) async fn outputs(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
         let (id, _) = worker_of(queue, request)?;
-        let job = self.signer().await?.of_worker(&id, request)?.job;
+        let receipt = self.signer().await?.of_worker(&id, request)?;
         let name: Option<String> = request.optional("name", "the name of an `all`")?;
         name.as_deref().map_or(Ok(()), |name| check_name("name", name))?;
         let after: i64 = request.optional("after", "an integer, as `next` has it")?.unwrap_or_default();
-        let ends = self.0.store.outputs(job, name.as_deref(), after, ENDS_MAX).await?;
+        let ends = self.0.store.outputs(receipt.job, name.as_deref(), after, ENDS_MAX).await?;
+        if self.is_lost(&receipt).await? {
+            return Ok(LOST.to_owned());
+        }
         let is_last = i64::try_from(ends.len()).is_ok_and(|n| n < ENDS_MAX);
         let most = self.room_of_answer();
         let mut room = most;

@@ -8,7 +8,7 @@ use std::{
 
 use futures::future::join_all;
 use tokio::{
-    sync::Mutex,
+    sync::{Mutex, Semaphore},
     time::{sleep, timeout, timeout_at},
 };
 
@@ -41,6 +41,9 @@ const ANY_NUMBER: usize = 1_000_000;
 /// A worker waits for 5 s longer than it asked to. An answer that is ready later than this after the end of the wait is
 /// not sent.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
+/// The most takes of one queue that wait in one gateway: the queue's consumer lets 8,192 requests wait, of all gateways
+/// and workers.
+const QUEUE_TAKES_MAX: usize = 2_000;
 /// How long a job of a kind in quarantine is snoozed for: its row may be locked.
 const SNOOZED_WITHIN: Duration = Duration::from_secs(2);
 /// How often a give-back is tried that Postgres does not answer, and the pause between.
@@ -60,6 +63,7 @@ pub(super) struct Queue {
     pub(super) slots: Slots,
     pub(super) measures: QueueMeasures,
     consumer: Mutex<Option<PullConsumer>>,
+    taking: Semaphore,
     /// When they were read, and why they could not be.
     settings_read: Mutex<Option<(Instant, Option<Refusal>)>>,
     pub(super) used_at: std::sync::Mutex<Instant>,
@@ -73,6 +77,7 @@ impl Queue {
             slots: slots.unwrap_or_else(|| unreachable!("the group has this queue")),
             measures: QueueMeasures::new(name),
             consumer: Mutex::default(),
+            taking: Semaphore::new(QUEUE_TAKES_MAX),
             settings_read: Mutex::default(),
             used_at: std::sync::Mutex::new(Instant::now()),
         }
@@ -217,6 +222,10 @@ impl Gateway {
         let kinds = Kinds::read(request, &self.0.timing)?;
         let signer = self.signer().await?;
         let (queue, deliver, pause) = self.deliver_for(name, &id).await?;
+        let Ok(_waits) = queue.taking.try_acquire() else {
+            let why = format!("{QUEUE_TAKES_MAX} takes of the queue wait in this gateway already");
+            return Err(Refusal::new(Code::Unavailable, why));
+        };
         let slots = usize::try_from(slots).unwrap_or(ENTRIES_MAX);
         let until = asked_at + wait;
         if !pause.is_zero() {
@@ -232,7 +241,7 @@ impl Gateway {
             let room = self.room(&queue).await?;
             if room == 0 {
                 if is_over {
-                    return self.answer(&signer, Taken::default(), asked_at).await;
+                    return Box::pin(self.answer(&signer, Taken::default(), asked_at)).await;
                 }
                 // Ends early on a change of the settings, and when the gateway stops.
                 drop(timeout(left.min(HELD_FOR), self.0.changed.notified()).await);
@@ -253,7 +262,7 @@ impl Gateway {
                 }
                 return Err(Refusal::new(Code::Unavailable, "the gateway claims too many jobs"));
             };
-            let taken = self.claim(&queue, (&id, &deliver), deliveries, &kinds).await;
+            let taken = Box::pin(self.claim(&queue, (&id, &deliver), deliveries, &kinds)).await;
             drop(turn);
             fault::point("gateway_claimed");
             if taken.jobs.is_empty() && !taken.uncertain && !is_over {
@@ -266,13 +275,13 @@ impl Gateway {
             // This process may have been frozen.
             if until.elapsed() > ANSWERED_WITHIN {
                 let receipts: Vec<_> = taken.jobs.into_iter().map(|(_, receipt)| receipt).collect();
-                self.give_back_taken(&receipts).await;
+                Box::pin(self.give_back_taken(&receipts)).await;
                 return Err(Refusal::new(
                     Code::Unavailable,
                     "the gateway was too slow; it gave the jobs back",
                 ));
             }
-            return self.answer(&signer, taken, asked_at).await;
+            return Box::pin(self.answer(&signer, taken, asked_at)).await;
         }
     }
 

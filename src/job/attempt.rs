@@ -94,12 +94,17 @@ impl AttemptOutcome {
         }
     }
 
-    /// Returns the route of the job of an attempt with this outcome.
-    pub(crate) const fn route(self) -> Route {
-        match self {
-            Self::Failed => Route::Failed,
-            Self::Cancelled => Route::Cancelled,
-            Self::Completed | Self::Retried | Self::Snoozed | Self::Released | Self::Lost => Route::Queued,
+    /// Whether an attempt whose verdict was this may have ended with `outcome`: by its last attempt, by a charge of its
+    /// release, or because a cancellation had been asked for. Any other end was not written for this verdict.
+    pub(crate) const fn may_end_as(self, outcome: Self) -> bool {
+        match outcome {
+            Self::Cancelled => !matches!(self, Self::Completed),
+            Self::Failed => matches!(self, Self::Failed | Self::Retried | Self::Released),
+            Self::Retried => matches!(self, Self::Retried | Self::Released),
+            Self::Completed => matches!(self, Self::Completed),
+            Self::Snoozed => matches!(self, Self::Snoozed),
+            Self::Released => matches!(self, Self::Released),
+            Self::Lost => false,
         }
     }
 }

@@ -152,7 +152,8 @@ impl Settle {
     }
 
     /// Writes a verdict, and retries for as long as Postgres is away. `error` is the handler's, for the hooks. `ran` is
-    /// how long the attempt ran, `measures` are those of its kind, `rates` is its queue's.
+    /// how long the attempt ran, `measures` are those of its kind, `rates` is its queue's. Returns also how the attempt
+    /// has ended: perhaps otherwise than by the verdict.
     pub(crate) async fn write(
         &self,
         job: &RunningJob,
@@ -161,7 +162,7 @@ impl Settle {
         ran: Duration,
         measures: Option<&KindMeasures>,
         rates: Option<&QueueRates>,
-    ) -> Settled {
+    ) -> (AttemptOutcome, Settled) {
         let kind = &job.claim.kind;
         let mut said = None;
         let mut written = None;
@@ -258,7 +259,7 @@ impl Settle {
             trace::ended(AttemptOutcome::Lost);
             hooks::lost(&self.hooks, job);
         }
-        settled
+        (outcome, settled)
     }
 
     async fn complete(&self, completion: Completion) -> Result<Settled, StoreError> {
@@ -313,9 +314,7 @@ impl Settle {
                         return (AttemptOutcome::Completed, Settled::Written);
                     }
                     // A reset writes `lost` under this very claim. A reset that writes `cancelled` suits this end.
-                    Asked::Ended(left) if left != AttemptOutcome::Lost => {
-                        return (end.verdict.by(left.route()), Settled::Written);
-                    }
+                    Asked::Ended(left) if end.verdict.may_end_as(left) => return (left, Settled::Written),
                     Asked::Ended(_) | Asked::Unknown => return (end.verdict, Settled::Lost),
                     Asked::Not => {}
                 },

@@ -215,7 +215,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
         let messages = job.end();
         let rates = self.queues.measures.get(&job.claim.queue).map(|measures| &measures.rates);
         let ran = began_at.elapsed();
-        let settled = self.settle.write(&job, verdict, error, ran, kind.measures.as_ref(), rates).await;
+        let (_, settled) = self.settle.write(&job, verdict, error, ran, kind.measures.as_ref(), rates).await;
         fault::point("settled");
         if says_done && settled == Settled::Written {
             job.steps.warn_of_uncalled();

@@ -308,7 +308,8 @@ export class Context {
     const run = this.#run;
     run.check();
     const texts = { stage: stage?.toWellFormed(), message: message?.toWellFormed() };
-    const report = fieldsOf({ ...texts, progress: percent, checkpoint });
+    const progress = percent === undefined ? undefined : Math.min(Math.max(percent, 0), 100);
+    const report = fieldsOf({ ...texts, progress, checkpoint });
     const most = this.#limits();
     const bytes = Buffer.byteLength(report.checkpoint ?? '');
     if (bytes > most.checkpoint) {

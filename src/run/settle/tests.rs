@@ -185,7 +185,7 @@ fn settle(place: &Place) -> Settle {
 }
 
 async fn write(settle: &Settle, job: &RunningJob, verdict: Verdict) -> Settled {
-    settle.write(job, verdict, None, seconds(1), None, None).await
+    settle.write(job, verdict, None, seconds(1), None, None).await.1
 }
 
 /// Locks all jobs: a settle waits until this is dropped.

@@ -1,6 +1,7 @@
 //! The gateway: the worker protocol of `docs/worker-protocol.md`, spoken by a client that does just what a test says.
 
 mod addresses;
+mod answers;
 mod batches;
 mod clients;
 mod faults;
