@@ -11,8 +11,8 @@
 //! A gateway keeps nothing that another one could not do without: the receipt holds the claim and the message's ack,
 //! signed with a key of the database. It writes nothing by itself: a worker that hangs must look silent.
 //!
-//! A gateway that freezes keeps its subscriptions. So a worker finds one that answers a `ping`, and asks it alone, at its
-//! address, for as long as it answers.
+//! A gateway that freezes keeps its subscriptions. So a worker finds one that answers a `ping`, and asks it alone, at
+//! its address, for as long as it answers.
 //!
 //! A worker confirms that it got its jobs; otherwise the gateway gives them back. If the gateway dies before that, only
 //! the worker knows that an answer is missing: it asks for what it holds, and another gateway gives back what it does

@@ -120,7 +120,7 @@ impl Nats {
 
     /// Subscribes to the requests to gateways, and to those to the gateway of this address.
     ///
-    /// Each by its name: a request to a gateway that has gone has no subscriber then, and NATS tells its sender at once.
+    /// Each by its name: then a request to a gateway that has gone has no subscriber, and NATS tells its sender.
     pub(crate) async fn asked(&self, known: Requests, address: &str) -> Result<AskedStream, NatsError> {
         let unavailable = |error: async_nats::SubscribeError| NatsError::Unavailable(error.to_string());
         let prefix = self.asked_prefix();

@@ -234,33 +234,39 @@ pub async fn one_frozen(client: Client) {
         for _ in 0..3 {
             workers.push(world.ready(8).await);
         }
-        let tenure = world.bench.tenure.clone();
-        // More than 24 slots run of 200 ms each: a worker that takes finds jobs.
+        let (tenure, pool) = (world.bench.tenure.clone(), world.bench.pool.clone());
         let flow = tokio::spawn(async move {
             loop {
-                let jobs =
-                    (0..13).map(|_| JobRequest::new(QUEUE, "sleep", json!({"ms": 200, "every_ms": 0})));
-                tenure.enqueue_many(jobs).await.unwrap();
+                let all: i64 =
+                    sqlx::query_scalar("SELECT count(*) FROM tenure.jobs").fetch_one(&pool).await.unwrap();
+                // More than run within a moment in 24 slots: a worker that takes finds jobs.
+                let more = 100 - usize::try_from(all).unwrap().min(100);
+                let job = || JobRequest::new(QUEUE, "sleep", json!({"ms": 200, "every_ms": 0}));
+                tenure.enqueue_many((0..more).map(|_| job())).await.unwrap();
                 sleep(Duration::from_millis(100)).await;
             }
         });
         world.jobs_a_second().await;
-        let before = world.jobs_a_second().await;
-        let mut after = Vec::new();
         for gateway in &all {
-            gateway.signal(Signal::STOP);
-            sleep(FOUND_WITHIN).await;
-            after.push(world.jobs_a_second().await);
-            gateway.signal(Signal::CONT);
-            sleep(Duration::from_secs(1)).await;
+            let (mut rates, mut goes_on) = (Vec::new(), false);
+            // Three times: a busy machine may slow down for other reasons.
+            for _ in 0..3 {
+                let before = world.jobs_a_second().await;
+                gateway.signal(Signal::STOP);
+                sleep(FOUND_WITHIN).await;
+                let after = world.jobs_a_second().await;
+                gateway.signal(Signal::CONT);
+                sleep(Duration::from_secs(1)).await;
+                rates.push(format!("{after:.0} of {before:.0}"));
+                goes_on = after >= share * before;
+                if goes_on {
+                    break;
+                }
+            }
+            eprintln!("jobs/s 3 s after one of {gateways} gateways froze: {}", rates.join(", "));
+            assert!(goes_on, "jobs/s 3 s after one of {gateways} gateways froze: {}", rates.join(", "));
         }
         flow.abort();
-        eprintln!("one of {gateways} gateways is frozen: {after:.0?} jobs/s, {before:.0} before");
-        let least = after.iter().copied().fold(f64::INFINITY, f64::min);
-        assert!(
-            least >= share * before,
-            "one of {gateways} gateways is frozen: {after:.0?} jobs/s after 3 s, {before:.0} before"
-        );
         world.bench.until_within("NOT EXISTS (SELECT FROM tenure.jobs)", SOON * 3).await;
         // What a gateway does that wakes is about claims of the past.
         let ended = "tenure.job_executions_all WHERE outcome NOT IN ('completed', 'released')";
