@@ -139,6 +139,7 @@ impl World {
     }
 
     /// How many jobs complete in a second, over the next three.
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
     pub async fn jobs_a_second(&self) -> f64 {
         let completed = || self.bench.count("tenure.job_history WHERE status = 'completed'");
         let (began_at, before) = (std::time::Instant::now(), completed().await);

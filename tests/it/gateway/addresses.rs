@@ -13,9 +13,8 @@ impl Foreign {
     /// The address of the gateway that answers first.
     async fn address(&self) -> String {
         let ping = self.nats.request(format!("{}.w.q.ping", self.prefix), r#"{"v":1}"#.into());
-        let pong = match tokio::time::timeout(Duration::from_millis(300), ping).await {
-            Ok(Ok(pong)) => pong,
-            _ => return Box::pin(self.address()).await,
+        let Ok(Ok(pong)) = tokio::time::timeout(Duration::from_millis(300), ping).await else {
+            return Box::pin(self.address()).await;
         };
         let pong: Value = serde_json::from_slice(&pong.payload).unwrap();
         pong["ok"]["gateway"].as_str().unwrap().to_owned()
