@@ -262,16 +262,15 @@ impl Gateway {
         };
         // Until the answer has arrived.
         let slot = slots.clone().try_acquire_owned();
-        let answered = match &slot {
-            Err(_) => Err(Refusal::new(Code::Unavailable, "the gateway serves too many requests")),
-            Ok(_) => {
-                // In a box: a request that is refused needs none of that memory.
-                let served = Box::pin(AssertUnwindSafe(self.route(name, &queue, &body)).catch_unwind()).await;
-                served.unwrap_or_else(|panic| {
-                    panics::tell("gateway", &*panic);
-                    Err(Refusal::new(Code::Unavailable, "the gateway failed; its log says why"))
-                })
-            }
+        let answered = if slot.is_ok() {
+            // In a box: a request that is refused needs none of that memory.
+            let served = Box::pin(AssertUnwindSafe(self.route(name, &queue, &body)).catch_unwind()).await;
+            served.unwrap_or_else(|panic| {
+                panics::tell("gateway", &*panic);
+                Err(Refusal::new(Code::Unavailable, "the gateway failed; its log says why"))
+            })
+        } else {
+            Err(Refusal::new(Code::Unavailable, "the gateway serves too many requests"))
         };
         match &answered {
             Ok(_) => metrics::gateway_request(name, "ok"),
