@@ -91,8 +91,7 @@ impl Gateway {
         let slots = request.number("slots", 1, SLOTS_MAX)?;
         let timing = &self.0.timing;
         let kinds = Kinds::read(request, timing)?;
-        // From its row on, the worker should be able to take jobs.
-        self.consumer(&self.queue(queue)).await?;
+        // Nothing but the row is kept of the queue, whose name may be made up: the first take makes the rest.
         let registration = Registration {
             probe_subject: self.probe(queue, &worker, &id).await,
             worker_id: id.clone(),

@@ -266,8 +266,27 @@ async fn takes_of_made_up_queues_leave_nothing_in_the_gateway() {
         let answer = worker.raw(&format!("w.made-up-{n}.take"), &body).await;
         assert_eq!(answer["error"]["code"], json!("hello_first"), "{answer}");
     }
+    worker.take(1, 0).await;
     assert!(counter_names("queue=q}") > 0);
     assert_eq!(counter_names("queue=made-up"), 0);
+}
+
+/// So do its hellos. A worker that takes is another matter: it serves the queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn hellos_of_made_up_queues_leave_nothing_but_rows() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::connect(&bench, "one").await;
+    let body = json!({"v": 1, "worker": "one", "hostname": "h", "pid": 7, "language": "test", "version": "9",
+                      "slots": 1, "kinds": all()})
+    .to_string();
+    for n in 0..50 {
+        let answer = worker.raw(&format!("w.made-up-hello-{n}.hello"), &body).await;
+        assert!(answer["ok"].is_object(), "{answer}");
+    }
+    assert_eq!(counter_names("queue=made-up-hello"), 0);
+    let stream = bench.js.get_stream(&bench.config.stream).await;
+    assert_eq!(stream.map_or(0, |stream| stream.cached_info().state.consumer_count), 0);
 }
 
 /// A gateway may publish to the stream and ask its API; those who ask it may not.
