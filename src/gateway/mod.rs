@@ -36,7 +36,7 @@ mod take;
 use std::{
     collections::HashMap,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -111,7 +111,7 @@ struct Inner {
     hints: Hints,
     worker_id: String,
     timing: Timing,
-    signer: tokio::sync::Mutex<Option<Signer>>,
+    signer: OnceLock<Signer>,
     progress: Batcher<ProgressWrite, Result<Option<bool>, StoreError>>,
     recorder: Recorder,
     /// `None`: what jobs print is not kept.
@@ -176,7 +176,7 @@ impl Gateway {
             heartbeat: parts.heartbeat,
             hints: parts.hints,
             worker_id: parts.worker_id,
-            signer: tokio::sync::Mutex::default(),
+            signer: OnceLock::new(),
             jobs: OneAtATime::default(),
             queues: Mutex::default(),
             workers: Mutex::default(),
@@ -335,11 +335,12 @@ impl Gateway {
 
     /// Returns the signer of receipts, once Postgres has said the key.
     async fn signer(&self) -> Result<Signer, Refusal> {
-        let mut signer = self.0.signer.lock().await;
-        if signer.is_none() {
-            *signer = Some(Signer::new(&self.0.store.gateway_key().await?));
+        if let Some(signer) = self.0.signer.get() {
+            return Ok(signer.clone());
         }
-        signer.clone().ok_or_else(|| Refusal::new(Code::Unavailable, "the key of receipts is not known yet"))
+        // Without a lock: while Postgres is silent, each request waits for its own answer, and none for those before.
+        let signer = Signer::new(&self.0.store.gateway_key().await?);
+        Ok(self.0.signer.get_or_init(|| signer).clone())
     }
 
     /// Checks that this gateway can hand out jobs: without the key it could claim none for a worker.

@@ -62,7 +62,8 @@ pub(super) struct Queue {
     /// Its limit and its pause.
     pub(super) slots: Slots,
     pub(super) measures: QueueMeasures,
-    consumer: Mutex<Option<PullConsumer>>,
+    /// Or why it was not found, and when.
+    consumer: Mutex<Option<Result<PullConsumer, (Instant, Refusal)>>>,
     taking: Semaphore,
     /// When they were read, and why they could not be.
     settings_read: Mutex<Option<(Instant, Option<Refusal>)>>,
@@ -311,16 +312,22 @@ impl Gateway {
 
     /// Returns the queue's consumer, which is created if it is missing.
     pub(super) async fn consumer(&self, queue: &Queue) -> Result<PullConsumer, Refusal> {
+        // One asks. Its answer is that of those who wait meanwhile, also while NATS does not answer.
         let mut consumer = queue.consumer.lock().await;
-        if let Some(consumer) = &*consumer {
-            return Ok(consumer.clone());
+        match &*consumer {
+            Some(Ok(found)) => return Ok(found.clone()),
+            Some(Err((at, refusal))) if at.elapsed() < SETTINGS_FOR => return Err(refusal.clone()),
+            _ => {}
         }
+        let ensured = async {
+            self.0.nats.ensure_stream().await?;
+            self.0.nats.ensure_consumer(&queue.name).await
+        };
         let unavailable =
             |error: crate::errors::NatsError| Refusal::new(Code::Unavailable, error.to_string());
-        self.0.nats.ensure_stream().await.map_err(unavailable)?;
-        let (found, _) = self.0.nats.ensure_consumer(&queue.name).await.map_err(unavailable)?;
-        *consumer = Some(found.clone());
-        Ok(found)
+        let found = ensured.await.map(|(found, _)| found).map_err(unavailable);
+        *consumer = Some(found.clone().map_err(|refusal| (Instant::now(), refusal)));
+        found
     }
 
     async fn pull(

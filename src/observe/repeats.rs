@@ -11,9 +11,9 @@ use std::{
 /// pause is new.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
-/// How many causes are kept; beyond that, the one that has stayed away for longest is dropped. In an outage each queue
-/// of a worker has causes of its own: with fewer places than queues, each would drop another, and all would be logged
-/// each time.
+/// How many causes are kept; beyond that, the quarter that has stayed away for longest is dropped, so that few calls
+/// look at all causes. In an outage each queue of a worker has causes of its own: with fewer places than queues, each
+/// would drop another, and all would be logged each time.
 const CAUSES_MAX: usize = 4_096;
 
 #[derive(Debug)]
@@ -51,8 +51,8 @@ impl Repeats {
 
     fn tell_at(&self, cause: &str, now: Instant) -> Option<u64> {
         let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
-        causes.retain(|_, repeated| now - repeated.seen_at < self.longest);
-        if let Some(repeated) = causes.get_mut(cause) {
+        let known = causes.get_mut(cause);
+        if let Some(repeated) = known.filter(|repeated| now - repeated.seen_at < self.longest) {
             repeated.seen_at = now;
             if now < repeated.tell_at {
                 repeated.left_out += 1;
@@ -62,11 +62,10 @@ impl Repeats {
             repeated.tell_at = now + repeated.pause;
             return Some(std::mem::take(&mut repeated.left_out));
         }
-        if causes.len() == CAUSES_MAX {
-            let oldest = causes.iter().min_by_key(|(_, repeated)| repeated.seen_at);
-            if let Some(oldest) = oldest.map(|(cause, _)| cause.clone()) {
-                causes.remove(&oldest);
-            }
+        if causes.len() == CAUSES_MAX && !causes.contains_key(cause) {
+            let mut seen: Vec<_> = causes.values().map(|repeated| repeated.seen_at).collect();
+            let (_, last_dropped, _) = seen.select_nth_unstable(CAUSES_MAX / 4);
+            causes.retain(|_, repeated| repeated.seen_at > *last_dropped);
         }
         let repeated = Repeated { tell_at: now + self.first, pause: self.first, seen_at: now, left_out: 0 };
         causes.insert(cause.to_owned(), repeated);
@@ -117,6 +116,11 @@ mod tests {
             assert_eq!(repeats.tell_at(&n.to_string(), start + Duration::from_millis(n)), Some(0));
         }
         assert_eq!(repeats.tell_at("4999", start + Duration::from_millis(5_100)), None);
-        assert_eq!(repeats.causes.lock().map(|causes| causes.len()).ok(), Some(CAUSES_MAX));
+        let causes = |repeats: &Repeats| repeats.causes.lock().map(|causes| causes.len()).unwrap_or_default();
+        assert!(causes(&repeats) <= CAUSES_MAX);
+        // A call looks at its own cause alone, also when those of others are over.
+        let before = causes(&repeats);
+        assert_eq!(repeats.tell_at("4999", start + LONGEST * 3), Some(0));
+        assert_eq!(causes(&repeats), before);
     }
 }

@@ -312,7 +312,8 @@ struct Batches<J, S> {
     halves: bool,
     handler: Box<Handler<J, S>>,
     waiting: Mutex<Waiting<J, S>>,
-    /// A suspect that runs alone has this for itself: if the process dies, no other batch can be the cause.
+    /// A suspect that runs alone has this for itself: if the process dies, no other batch can be the cause. So it is
+    /// held for the whole run of a handler, on purpose: only batches of this kind wait, and each until it is to stop.
     others: RwLock<()>,
 }
 

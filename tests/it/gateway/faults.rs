@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
+use futures::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tenure::{Config, JobId, Status};
@@ -287,6 +287,29 @@ async fn hellos_of_made_up_queues_leave_nothing_but_rows() {
     assert_eq!(counter_names("queue=made-up-hello"), 0);
     let stream = bench.js.get_stream(&bench.config.stream).await;
     assert_eq!(stream.map_or(0, |stream| stream.cached_info().state.consumer_count), 0);
+}
+
+/// The gateway has not read its key yet, and no request waits for the answers to those before.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_postgres_is_silent_all_requests_are_answered_within_one_deadline() {
+    let bench = bench_with(|config| {
+        patient(config);
+        config.timing.database_within = Duration::from_secs(1);
+    })
+    .await;
+    let mut lock = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.gateway_keys").execute(&mut *lock).await.unwrap();
+    let _gateway = gateway(&bench);
+    let worker = Foreign::connect(&bench, "one").await;
+    let take = json!({"slots": 1, "wait_ms": 0, "kinds": all()});
+    let first = worker.ask("take", take.clone()).await;
+    let began = std::time::Instant::now();
+    let answers = join_all((0..20).map(|_| worker.ask("take", take.clone()))).await;
+    // One after the other, they would take twenty seconds.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    for answer in answers.iter().chain([&first]) {
+        assert_eq!(answer["error"]["code"], json!("unavailable"), "{answer}");
+    }
 }
 
 /// A gateway may publish to the stream and ask its API; those who ask it may not.
