@@ -226,6 +226,8 @@ async fn a_worker_that_dies_or_freezes_while_it_waits_is_charged_for_no_job() {
     let _gateway = gateway(&bench);
     for dies in [true, false] {
         let worker = Foreign::start(&bench, if dies { "dead" } else { "frozen" }).await;
+        // The first take makes the queue's consumer.
+        worker.take(1, 0).await;
         let subject = format!("{}.w.q.take", worker.prefix);
         let body = json!({"v": 1, "worker": worker.worker, "slots": 1, "wait_ms": 20_000, "kinds": all()})
             .to_string();
