@@ -248,7 +248,7 @@ class Attempt:
         run = self._run
         run.check()
         texts = {"stage": _well_formed(stage), "message": _well_formed(message)}
-        percent = None if percent is None else min(max(percent, 0), 100)
+        percent = min(max(percent, 0), 100) if isinstance(percent, int | float) else percent
         report = fields_of({**texts, "progress": percent, "checkpoint": checkpoint})
         if (bytes_ := size(report.get("checkpoint", ""))) > run.checkpoint_max:
             raise ValueError(
