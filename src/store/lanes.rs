@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::{Row, postgres::PgRow, query};
+use sqlx::{
+    Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query,
+    query::Query,
+};
 
 use super::{
     ADMIT, ADOPT_JOBS, DOCTOR_LANES, FORGET_LANES, HELD_FOR, LANE_SETTINGS, LANES_OVERDUE, LIST_LANES,
@@ -290,11 +295,13 @@ impl Store {
     ) -> Result<(), StoreError> {
         let part = |rate: Option<(f64, f64)>| (rate.map(|rate| rate.0), rate.map(|rate| rate.1));
         let ((rate, burst), (queue_rate, queue_burst)) = (part(lanes.rate), part(lanes.queue_rate));
-        let put =
-            query(PUT_LANES).bind(queue).bind(lanes.running.map(u32::cast_signed)).bind(rate).bind(burst);
+        let put = query(PUT_LANES)
+            .bind(queue.to_owned())
+            .bind(lanes.running.map(u32::cast_signed))
+            .bind(rate)
+            .bind(burst);
         let put = put.bind(queue_rate).bind(queue_burst).bind(lanes.turns).bind(lanes.ordered);
-        self.rows(put.bind(PATIENCE).bind(by.bound())).await?;
-        Ok(())
+        self.at_read_committed(put.bind(PATIENCE).bind(by.bound())).await
     }
 
     /// Takes hold of some jobs that stood in a queue before it had lanes. Returns how many.
@@ -311,10 +318,17 @@ impl Store {
         Ok(row.try_get("removed")?)
     }
 
-    /// Removes the trigger of a queue without lanes.
+    /// Has the new jobs of a queue without lanes held no more.
     pub(crate) async fn forget_lanes(&self, queue: &str) -> Result<(), StoreError> {
-        self.rows(query(FORGET_LANES).bind(queue)).await?;
-        Ok(())
+        self.at_read_committed(query(FORGET_LANES).bind(queue.to_owned())).await
+    }
+
+    /// Runs a statement that changes which queues have lanes: see migrations/functions/lanes/hold_new_jobs.sql.
+    async fn at_read_committed(
+        &self,
+        change: Query<'static, Postgres, PgArguments>,
+    ) -> Result<(), StoreError> {
+        self.rows_within(self.within().mul_f64(0.8), change).await.map(drop)
     }
 
     /// Returns the queues with lanes, or one of them.

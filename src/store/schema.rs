@@ -22,8 +22,10 @@ macro_rules! files {
 }
 
 /// The migrations after the baseline. Append-only; a released one never changes.
-pub const MIGRATIONS: &[Migration] =
-    &[(31, "older_forms", include_str!("../../migrations/0031_older_forms.sql"))];
+pub const MIGRATIONS: &[Migration] = &[
+    (31, "older_forms", include_str!("../../migrations/0031_older_forms.sql")),
+    (32, "one_trigger_for_lanes", include_str!("../../migrations/0032_one_trigger_for_lanes.sql")),
+];
 
 /// The schema that this program needs.
 pub const NEEDS: i64 = MIGRATIONS[MIGRATIONS.len() - 1].0;
@@ -133,6 +135,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "lanes/forget_lanes"
     "lanes/free_slots"
     "lanes/hold_in_lane"
+    "lanes/hold_new_jobs"
     "lanes/keep_slot"
     "lanes/lock_named_lanes"
     "lanes/offered_jobs"

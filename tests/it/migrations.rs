@@ -29,6 +29,7 @@ use crate::{
 const RELEASED: &[(i64, &str, &str)] = &[
     (30, "baseline", "586a6a9706af9610a85eba36d132eba914138a8d2ab030b6ef76379117a6c9dc"),
     (31, "older_forms", "d6e20ce3ad9eb986397a3e6978f2135e5461c4eb03e9d8d8a2b54aff7ccc66e8"),
+    (32, "one_trigger_for_lanes", "487c750b1a7523b7d361e695f1a471d820bd4e1f39b1f0002b22707eed06a045"),
 ];
 
 /// A later release's migration, which changes every table, the busy ones first.
@@ -80,8 +81,9 @@ async fn a_released_migration_never_changes() {
 fn a_migration_only_adds() {
     for (version, name, sql) in MIGRATIONS {
         // Migration 31 drops functions that no released program calls: see its file.
+        // Migration 32 puts triggers in the place of others, which do the same.
         let allowed: &[&str] =
-            if *version == 31 { &["not on the list of statements that only add: do $$"] } else { &[] };
+            if *version <= 32 { &["not on the list of statements that only add: do $$"] } else { &[] };
         assert_eq!(objections(sql), allowed, "migration {version} ({name})");
     }
     assert_eq!(objections(NEXT), [""; 0]);
@@ -131,11 +133,11 @@ async fn a_database_of_migration_30_becomes_equal_to_a_fresh_one() {
     let rights_to_audit = |row: &(String, Option<String>)| row.0.starts_with("column audit.");
     let mut was = tables(&catalogue(&old.pool).await);
     let mut baseline = tables(&is);
-    // Migration 31 takes one right back: see its file.
+    // Migration 31 takes one right back, and 32 adds a column: see their files.
     was.retain(|row| !rights_to_audit(row));
-    baseline.retain(|row| !rights_to_audit(row));
+    baseline.retain(|row| !rights_to_audit(row) && !row.0.starts_with("column lane_settings.holds"));
     differ_in_nothing(&was, &baseline);
-    assert_eq!(old.tenure.migrate().await.unwrap(), [31]);
+    assert_eq!(old.tenure.migrate().await.unwrap(), [31, 32]);
     differ_in_nothing(&catalogue(&old.pool).await, &is);
     assert_eq!(old.tenure.migrate().await.unwrap(), [0_i64; 0]);
     // Its jobs run on.
@@ -214,7 +216,7 @@ async fn calls_grants_and_objects_of_before_the_migration_go_on_after_it() {
     // Five calls that create a job each time, and four whose key is then taken.
     assert_eq!(count().await, 6 * 5 + 4);
     // A transaction that has called it stays open over the migration's end: it only needs no lock that lasts.
-    assert_eq!(bench.tenure.migrate().await.unwrap(), [31]);
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [31, 32]);
     for _ in 0..6 {
         for call in calls {
             run(&mut app, call).await;

@@ -1,15 +1,19 @@
--- Drops the trigger that holds the new jobs of a queue, once the queue's lanes are removed. Raises an error if it has
--- to wait for the table for long; the trigger then stays, and holds new jobs for a moment.
+-- Lets go of the new jobs of a queue, once its lanes are removed. Raises an error if it has to wait for the table for
+-- long; new jobs are then held for a moment.
 --
 -- The library calls it after `remove_lanes` (src/store/lane/forget_lanes.sql).
 -- SECURITY DEFINER: the person on call does not own the table.
--- Lanes that come back meanwhile wait for the row of settings, and then create the trigger anew.
+-- Lanes that come back meanwhile wait for the row of settings, and then have new jobs held anew.
 CREATE OR REPLACE FUNCTION tenure.forget_lanes(of text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '300ms' AS $$
 BEGIN
     PERFORM FROM tenure.lane_settings s WHERE s.queue = of AND s.removed_at IS NOT NULL FOR UPDATE;
     IF FOUND THEN
-        EXECUTE format('DROP TRIGGER IF EXISTS %I ON tenure.jobs', replace(tenure.mark_of(of), 'mark_', 'lanes_'));
+        PERFORM tenure.hold_new_jobs();
+        IF NOT EXISTS (SELECT FROM tenure.lane_settings s WHERE s.holds) THEN
+            DROP TRIGGER IF EXISTS lanes ON tenure.jobs;
+            DROP TRIGGER IF EXISTS lanes_ordered ON tenure.jobs;
+        END IF;
     END IF;
 END $$;
 

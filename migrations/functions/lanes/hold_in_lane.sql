@@ -1,8 +1,8 @@
 -- Holds a new job of a queue with lanes: gives it a row in its lane instead of a message, and wakes the lane. A job
 -- that is due at no time (it follows others) has no place in its lane until it is released.
 --
--- The trigger of such a queue, which `put_lanes` creates; its argument says whether the lanes are ordered. SECURITY
--- DEFINER: a producer may not write to lanes.
+-- The triggers of such queues call it, which `hold_new_jobs` creates; the argument says whether the lanes are ordered.
+-- SECURITY DEFINER: a producer may not write to lanes.
 -- One wake for all due jobs that a transaction adds to a lane: `tenure.woken` keeps the lane until the transaction
 -- ends.
 CREATE OR REPLACE FUNCTION tenure.hold_in_lane() RETURNS trigger

@@ -5,7 +5,7 @@
 --
 -- The library calls it (src/store/lane/put_lanes.sql), and `adopt_jobs` after it.
 -- SECURITY DEFINER: the person on call does not own the table.
--- CREATE TRIGGER waits for every transaction that has inserted a job; others wait behind it for `patience` at most. Two
+-- `hold_new_jobs` waits for every transaction that has inserted a job; others wait behind it for `patience` at most. Two
 -- calls at once: the lock lets one in at a time. If the answer is lost, a second call puts the same.
 CREATE OR REPLACE FUNCTION tenure.put_lanes(of text, running int, rate float8, burst float8, queue_rate float8,
                                             queue_burst float8, turns boolean, ordered boolean,
@@ -20,12 +20,6 @@ BEGIN
     -- No call of `admit` is under way that has read the old settings. First: `admit` takes these locks in this order.
     LOCK TABLE tenure.lanes IN SHARE ROW EXCLUSIVE MODE;
     SELECT * INTO before FROM tenure.lane_settings s WHERE s.queue = put_lanes.of FOR NO KEY UPDATE;
-    IF before.queue IS NULL OR before.removed_at IS NOT NULL OR before.ordered <> put_lanes.ordered THEN
-        EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON tenure.jobs FOR EACH ROW
-                          WHEN (NEW.queue = %L) EXECUTE FUNCTION tenure.hold_in_lane(%L)',
-                       replace(tenure.mark_of(of), 'mark_', 'lanes_'), of,
-                       CASE WHEN put_lanes.ordered THEN 'ordered' ELSE '' END);
-    END IF;
     INSERT INTO tenure.lane_settings AS s (queue, running, rate, burst, queue_rate, queue_burst, turns, ordered)
     VALUES (put_lanes.of, put_lanes.running, put_lanes.rate, put_lanes.burst, put_lanes.queue_rate,
             put_lanes.queue_burst, put_lanes.turns, put_lanes.ordered)
@@ -33,6 +27,9 @@ BEGIN
        SET running = excluded.running, rate = excluded.rate, burst = excluded.burst, queue_rate = excluded.queue_rate,
            queue_burst = excluded.queue_burst, turns = excluded.turns, ordered = excluded.ordered,
            changed_at = clock_timestamp(), removed_at = NULL;
+    IF before.queue IS NULL OR before.removed_at IS NOT NULL OR before.ordered <> put_lanes.ordered THEN
+        PERFORM tenure.hold_new_jobs();
+    END IF;
     IF before.ordered <> put_lanes.ordered THEN
         PERFORM tenure.place_anew(of, put_lanes.ordered);
         -- An ordered lane keeps the slot of a suspended job: the others hold it, and their next one has the slot.

@@ -26,9 +26,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
     ), removed AS (
         DELETE FROM tenure.lane_settings s
          WHERE s.removed_at IS NOT NULL
-           -- While it is there, new jobs are held.
-           AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = 'tenure.jobs'::regclass
-                              AND t.tgname = replace(tenure.mark_of(s.queue), 'mark_', 'lanes_'))
+           AND NOT s.holds
            AND NOT EXISTS (SELECT FROM tenure.lanes l WHERE l.queue = s.queue)
            AND NOT EXISTS (SELECT FROM tenure.lane_jobs w WHERE w.queue = s.queue)
     )

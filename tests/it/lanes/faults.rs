@@ -325,7 +325,7 @@ async fn lanes_take_hold_of_what_stands_in_the_queue_and_let_go_of_it() {
     bench.execute("UPDATE tenure.lane_jobs SET due_at = clock_timestamp()").await;
     bench.execute("UPDATE tenure.lane_wakes SET at = clock_timestamp()").await;
     drained(&bench, 4).await;
-    assert_eq!(bench.count("pg_trigger WHERE tgname LIKE 'lanes_%'").await, 0);
+    assert_eq!(bench.count("pg_trigger WHERE tgname LIKE 'lanes%'").await, 0);
     worker.stop().await;
 }
 

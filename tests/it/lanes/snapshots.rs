@@ -149,3 +149,48 @@ async fn of_two_records_of_one_name_in_one_call_the_second_is_told_that_it_is_no
         assert_eq!(recorded, [(0, true), (1, false), (2, true)], "call {call}");
     }
 }
+
+/// However many queues have lanes, an insert into another one meets two conditions, and runs no function.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_queues_with_lanes_share_two_triggers_which_hold_the_jobs_of_no_other_queue() {
+    let bench = bench().await;
+    let held = async |queue: &str| -> bool {
+        let enqueue = format!("SELECT tenure.enqueue('{queue}', 'k')");
+        let id: Uuid = bench.value(&enqueue).await;
+        bench.count(&format!("tenure.lane_jobs WHERE job_id = '{id}'")).await == 1
+    };
+    let triggers = "pg_trigger WHERE tgrelid = 'tenure.jobs'::regclass AND tgname LIKE 'lanes%'";
+    let mut user = snapshot(&bench).await;
+    for n in 0..20 {
+        let lanes = if n % 2 == 0 { Lanes::new().running(1) } else { Lanes::new().ordered() };
+        bench.tenure.put_lanes(&format!("q{n}"), lanes).await.unwrap();
+    }
+    assert_eq!(bench.count(triggers).await, 2);
+    for (queue, is_held) in [("q0", true), ("q1", true), ("q19", true), ("q", false), ("q20", false)] {
+        assert_eq!(held(queue).await, is_held, "{queue}");
+    }
+    // A snapshot of before has its jobs held, and cannot change what is held.
+    let lanes_change = "SELECT tenure.put_lanes('other', 1, NULL, NULL, NULL, NULL, false, false, '1s')";
+    let error = sqlx::query(lanes_change).execute(&mut user).await.unwrap_err();
+    assert!(
+        error.to_string().contains("lanes change at READ COMMITTED, and not at REPEATABLE READ"),
+        "{error}"
+    );
+    let mut user = snapshot(&bench).await;
+    bench.tenure.put_lanes("late", Lanes::new().running(1)).await.unwrap();
+    sqlx::query("SELECT tenure.enqueue('late', 'k')").execute(&mut user).await.unwrap();
+    sqlx::raw_sql("COMMIT").execute(&mut user).await.unwrap();
+    assert_eq!(bench.count("tenure.lane_jobs WHERE queue = 'late'").await, 1);
+    // One queue lets go of its own jobs, and another becomes ordered.
+    assert!(bench.tenure.remove_lanes("q0").await.unwrap());
+    bench.tenure.put_lanes("q2", Lanes::new().ordered()).await.unwrap();
+    for (queue, is_held) in [("q0", false), ("q1", true), ("q2", true), ("q4", true)] {
+        assert_eq!(held(queue).await, is_held, "{queue}");
+    }
+    for queue in (1..20).map(|n| format!("q{n}")).chain(["late".to_owned()]) {
+        assert!(bench.tenure.remove_lanes(&queue).await.unwrap(), "{queue}");
+    }
+    assert_eq!(bench.count(triggers).await, 0, "without lanes, an insert meets no condition");
+    bench.tenure.put_lanes("q0", Lanes::new().running(1)).await.unwrap();
+    assert!(held("q0").await, "lanes that come back hold");
+}
