@@ -243,6 +243,48 @@ async fn viewers_see_no_forms_and_change_nothing() {
     }
 }
 
+/// Each of two hundred guesses a second comes from another address, and bcrypt takes a good part of a second for one.
+#[tokio::test(flavor = "multi_thread")]
+async fn guesses_from_many_addresses_hold_up_no_page_of_a_user_who_has_signed_in() {
+    let bench = calm().await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("users");
+    std::fs::write(&path, format!("ada:{}\n", bcrypt::hash("one", 12).unwrap())).unwrap();
+    let dashboard = Dashboard::start(&bench, &[], &[("TENURE_SERVE_USERS", path.to_str().unwrap())]).await;
+    let address = dashboard.address;
+    let right = format!("Authorization: {}\r\n", basic("ada:one"));
+    assert_eq!(from([127, 0, 0, 1].into(), address, &right).await.0, 200);
+    let guessing = tokio::spawn(async move {
+        let mut every = tokio::time::interval(Duration::from_millis(5));
+        let mut asked = tokio::task::JoinSet::new();
+        for n in 0..1_200_u32 {
+            every.tick().await;
+            let source = [127, 0, 1, u8::try_from(n % 200).unwrap()].into();
+            let wrong = format!("Authorization: {}\r\n", basic(&format!("ada:{n}")));
+            asked.spawn(async move { from(source, address, &wrong).await.0 });
+        }
+        asked.join_all().await
+    });
+    let mut waits = Vec::new();
+    while !guessing.is_finished() {
+        let began_at = Instant::now();
+        assert_eq!(from([127, 0, 0, 1].into(), address, &right).await.0, 200);
+        waits.push(began_at.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let statuses = guessing.await.unwrap();
+    let compared = statuses.iter().filter(|status| **status == 401).count();
+    waits.sort();
+    eprintln!(
+        "{} pages, median {:?}, slowest {:?}; {compared} compared",
+        waits.len(),
+        waits[waits.len() / 2],
+        waits.last()
+    );
+    assert!(statuses.iter().all(|status| [401, 429].contains(status)) && (1..200).contains(&compared));
+    assert!(waits[waits.len() - 1] < Duration::from_secs(1), "{waits:?}");
+}
+
 /// Users of a file: each signs in with a password of their own, and acts as the list says.
 #[tokio::test(flavor = "multi_thread")]
 async fn users_of_a_file_sign_in_each_with_a_password_of_their_own() {
