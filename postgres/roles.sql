@@ -155,9 +155,6 @@ EXCEPTION WHEN insufficient_privilege THEN
 END $$;
 GRANT SELECT ON tenure.audit TO tenure_operator;
 GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedules TO tenure_operator;
--- Moving a queue to another cell: these functions change one trigger of tenure.jobs, and the queue's mark.
-GRANT EXECUTE ON FUNCTION tenure.begin_move(text), tenure.mark_queue(text, bigint, text, text, timestamptz, text),
-      tenure.open_queue(text, bigint), tenure.forget_mark(text) TO tenure_operator;
 GRANT EXECUTE ON FUNCTION tenure.cancel(uuid), tenure.end_queued(uuid) TO tenure_operator;
 -- Lanes: these functions create and drop a trigger of tenure.jobs, and write the settings of a queue.
 GRANT EXECUTE ON FUNCTION tenure.put_lanes(text, int, float8, float8, float8, float8, boolean, boolean, text),

@@ -203,8 +203,8 @@ class Importer:
                 ).fetchall()
                 self.database.execute("SELECT tenure.enqueue_many(%s)", [Jsonb([fields(job) for _, job in jobs])])
         except psycopg.Error as error:
-            # An invalid job, \u0000 or NaN in it, a queue that is full or has moved: the others are moved.
-            if error.sqlstate not in ("TN003", "TN004", "TN005", "TN006", "22P02", "22P05"):
+            # An invalid job, \u0000 or NaN in it, a queue that is full: the others are moved.
+            if error.sqlstate not in ("TN003", "TN004", "22P02", "22P05"):
                 raise
             if len(jobs) == 1:
                 what = (error.diag.message_primary or str(error)).removeprefix("jobs[0]: ")

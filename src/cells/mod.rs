@@ -4,8 +4,8 @@
 //! cell a new job goes, by its queue. What crosses queues (a transaction, a unique key, one call for many jobs) stays
 //! within a cell. A cell that is away stops its own queues only.
 //!
-//! A queue may move while it is in use ([`Cells::move_queue`]): its old cell refuses new jobs from then on and names
-//! the new one, so that a program with an old layout follows.
+//! A queue changes its cell by draining: a new layout sends its new jobs to the new cell, and workers of the old cell
+//! run on until that has no more jobs of the queue (docs/cells.md).
 //!
 //! ```no_run
 //! use tenure::{Config, JobRequest, Worker, cells::{Cells, Layout}};
@@ -19,23 +19,14 @@
 //! cells.work(|tenure| Worker::builder(tenure).concurrency("mail-eu", 8)).run_until(tenure::shutdown_signal()).await?;
 //! # Ok(()) }
 //! ```
-//!
-//! Not here: what a queue's mark does in its database (`store::cells`).
 
-mod moving;
 #[cfg(feature = "worker")]
 mod work;
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
 
 use futures::future::{join_all, try_join_all};
-use tokio::time::sleep;
 
-pub use self::moving::{MoveError, Moved};
 #[cfg(feature = "worker")]
 pub use self::work::{CellsWorker, CellsWorkerError};
 pub use crate::config::layout::{Layout, LayoutError};
@@ -47,12 +38,8 @@ use crate::{
     },
     enqueue::insert::EnqueueError,
     job::{JobId, codec::Codecs},
-    store::{JobRow, Mark, Marked, StoreError},
+    store::{JobRow, StoreError},
 };
-
-/// How long an enqueue waits for a queue that is about to arrive.
-const ARRIVES_WITHIN: Duration = Duration::from_secs(10);
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// One of several tenures.
 #[derive(Debug, Clone)]
@@ -73,6 +60,10 @@ impl Cell {
     pub fn tenure(&self) -> &Tenure {
         &self.tenure
     }
+
+    fn refused(&self, source: EnqueueError) -> CellsError {
+        CellsError::Enqueue { cell: self.name.clone(), source }
+    }
 }
 
 /// The connections to several cells. Cheap to clone.
@@ -85,8 +76,6 @@ pub struct Cells {
 struct Inner {
     layout: Layout,
     cells: Vec<Cell>,
-    /// The queues that have moved since the layout was written, and the places of their cells.
-    moved: RwLock<HashMap<String, usize>>,
 }
 
 /// A call to several cells failed.
@@ -186,7 +175,7 @@ impl Cells {
             Ok::<_, CellsError>(Cell { name: of.name.clone(), tenure })
         });
         let cells = try_join_all(connect).await?;
-        Ok(Self { inner: Arc::new(Inner { layout: layout.clone(), cells, moved: RwLock::default() }) })
+        Ok(Self { inner: Arc::new(Inner { layout: layout.clone(), cells }) })
     }
 
     /// Returns the cells, in the order of the layout.
@@ -204,8 +193,7 @@ impl Cells {
         found.ok_or_else(|| CellsError::Unknown { name: name.to_owned(), known: self.names() })
     }
 
-    /// Returns the cell that accepts the new jobs of a queue: that of the layout, or the one to which it has moved, if
-    /// this program has met its mark.
+    /// Returns the cell to which the layout sends the new jobs of a queue.
     ///
     /// # Errors
     ///
@@ -215,69 +203,15 @@ impl Cells {
     }
 
     fn place_of(&self, queue: &str) -> Result<usize, CellsError> {
-        let moved = self.inner.moved.read().unwrap_or_else(PoisonError::into_inner).get(queue).copied();
-        moved.map_or_else(|| self.layout_place_of(queue), Ok)
-    }
-
-    /// The place of a queue's cell by the layout alone.
-    fn layout_place_of(&self, queue: &str) -> Result<usize, CellsError> {
         let no_cell = || CellsError::NoCell { queue: queue.to_owned(), known: self.names() };
         self.inner.layout.place_of(queue).ok_or_else(no_cell)
-    }
-
-    /// Returns the cells in which a queue may have jobs: the one that accepts new ones, and those that it has left.
-    /// Asks all cells.
-    #[doc(hidden)]
-    pub async fn having(&self, queue: &str) -> Result<Vec<&Cell>, CellsError> {
-        let places = self.places_of(queue, &self.marks().await)?;
-        Ok(places.into_iter().map(|place| &self.inner.cells[place]).collect())
-    }
-
-    /// Returns the places of those cells, by these marks, that of new jobs first.
-    fn places_of(&self, queue: &str, marks: &[(usize, Marked)]) -> Result<Vec<usize>, CellsError> {
-        let mut places = vec![self.follow_marks(queue, marks)?];
-        let left = marks.iter().filter(|(_, of)| of.queue == queue && matches!(of.mark, Mark::MovedTo(_)));
-        for (place, _) in left {
-            if !places.contains(place) {
-                places.push(*place);
-            }
-        }
-        Ok(places)
-    }
-
-    /// Returns the place of the cell to which the marks lead from that of the layout, and remembers it.
-    fn follow_marks(&self, queue: &str, marks: &[(usize, Marked)]) -> Result<usize, CellsError> {
-        let mut place = self.layout_place_of(queue)?;
-        for _ in 0..self.inner.cells.len() {
-            let next = marks.iter().find_map(|(at, of)| match &of.mark {
-                Mark::MovedTo(cell) if *at == place && of.queue == queue => Some(cell),
-                _ => None,
-            });
-            let Some(next) = next.and_then(|name| self.iter().position(|cell| cell.name == *name)) else {
-                break;
-            };
-            place = next;
-            self.note_moved(queue, &self.inner.cells[place].name);
-        }
-        Ok(place)
     }
 
     fn names(&self) -> Vec<String> {
         self.iter().map(|cell| cell.name.clone()).collect()
     }
 
-    /// Notes that a queue has moved to the cell of this name. Returns `false` if the layout has no such cell.
-    fn note_moved(&self, queue: &str, cell: &str) -> bool {
-        let Some(place) = self.iter().position(|own| own.name == cell) else { return false };
-        let mut moved = self.inner.moved.write().unwrap_or_else(PoisonError::into_inner);
-        if moved.insert(queue.to_owned(), place) != Some(place) {
-            tracing::debug!(queue, cell, "this queue has moved; its new jobs go to that cell from now on");
-        }
-        true
-    }
-
-    /// Enqueues a job in the cell of its queue, as [`Tenure::enqueue`] does: set its options on the [`JobRequest`]. If
-    /// the queue has moved, the job goes to its new cell; while it is being moved, this waits for up to ten seconds.
+    /// Enqueues a job in the cell of its queue, as [`Tenure::enqueue`] does: set its options on the [`JobRequest`].
     ///
     /// Cancel safe: if the future is dropped, the job was either enqueued or not.
     ///
@@ -286,15 +220,8 @@ impl Cells {
     /// [`CellsError::NoCell`], and [`CellsError::Enqueue`] with the error of the cell.
     pub async fn enqueue(&self, job: impl Into<JobRequest>) -> Result<Enqueued, CellsError> {
         let job = job.into();
-        let until = Instant::now() + ARRIVES_WITHIN;
-        loop {
-            let cell = self.of(job.queue_name())?;
-            match cell.tenure.enqueue(job.clone()).await {
-                Ok(enqueued) => return Ok(enqueued),
-                Err(error) => self.follow(cell, error, until).await?,
-            }
-            sleep(LOOK_AGAIN_AFTER).await;
-        }
+        let cell = self.of(job.queue_name())?;
+        cell.tenure.enqueue(job).await.map_err(|source| cell.refused(source))
     }
 
     /// Enqueues many jobs in one statement, all or none, as [`Tenure::enqueue_many`] does. Their queues must be in one
@@ -311,52 +238,19 @@ impl Cells {
     ) -> Result<Vec<Enqueued>, CellsError> {
         let jobs: Vec<JobRequest> = jobs.into_iter().map(Into::into).collect();
         let Some(first) = jobs.first() else { return Ok(Vec::new()) };
-        let until = Instant::now() + ARRIVES_WITHIN;
-        loop {
-            let cell = self.of(first.queue_name())?;
-            // Also after a refusal: a queue that has moved parts it from the others.
-            for job in &jobs {
-                let other = self.of(job.queue_name())?;
-                if cell.name != other.name {
-                    return Err(CellsError::Apart {
-                        one: first.queue_name().to_owned(),
-                        cell: cell.name.clone(),
-                        other: job.queue_name().to_owned(),
-                        other_cell: other.name.clone(),
-                    });
-                }
+        let cell = self.of(first.queue_name())?;
+        for job in &jobs {
+            let other = self.of(job.queue_name())?;
+            if cell.name != other.name {
+                return Err(CellsError::Apart {
+                    one: first.queue_name().to_owned(),
+                    cell: cell.name.clone(),
+                    other: job.queue_name().to_owned(),
+                    other_cell: other.name.clone(),
+                });
             }
-            match cell.tenure.enqueue_many(jobs.clone()).await {
-                Ok(enqueued) => return Ok(enqueued),
-                Err(error) => self.follow(cell, error, until).await?,
-            }
-            sleep(LOOK_AGAIN_AFTER).await;
         }
-    }
-
-    /// Notes where a queue has gone if a cell refused its jobs for that. Then another try may succeed.
-    ///
-    /// # Errors
-    ///
-    /// The error, if it is another, or too many tries have failed: two cells that name each other are an operator's
-    /// mistake, and no reason to go round for ever.
-    async fn follow(&self, cell: &Cell, error: EnqueueError, until: Instant) -> Result<(), CellsError> {
-        let may_succeed = Instant::now() < until
-            && match &error {
-                EnqueueError::Moved { queue, cell } => self.note_moved(queue, cell),
-                EnqueueError::Arriving { .. } => true,
-                // The old cell's backlog hides the mark: its limit refuses a job before Postgres can.
-                EnqueueError::QueueFull { queue, .. } => {
-                    let marks = cell.tenure.store().marked_queues().await.unwrap_or_default();
-                    let mark = marks.into_iter().find(|of| of.queue == *queue).map(|of| of.mark);
-                    matches!(mark, Some(Mark::MovedTo(to)) if self.note_moved(queue, &to))
-                }
-                _ => false,
-            };
-        if may_succeed {
-            return Ok(());
-        }
-        Err(CellsError::Enqueue { cell: cell.name.clone(), source: error })
+        cell.tenure.enqueue_many(jobs).await.map_err(|source| cell.refused(source))
     }
 
     /// Returns the job of this id and its cell; `None`: no cell has it. Asks all cells at once.
@@ -380,21 +274,5 @@ impl Cells {
     /// Runs [`Tenure::close`] for every cell, all at once.
     pub async fn close(&self) {
         join_all(self.iter().map(|cell| cell.tenure.close())).await;
-    }
-
-    /// Asks every cell which of its queues have marks. Cells that do not answer are left out.
-    async fn marks(&self) -> Vec<(usize, Marked)> {
-        let asked = join_all(self.iter().map(|cell| cell.tenure.store().marked_queues())).await;
-        let mut marks = Vec::new();
-        for (place, answer) in asked.into_iter().enumerate() {
-            match answer {
-                Ok(of) => marks.extend(of.into_iter().map(|marked| (place, marked))),
-                Err(error) => {
-                    let cell = &self.inner.cells[place].name;
-                    tracing::debug!(cell, %error, "could not read which queues of a cell have moved");
-                }
-            }
-        }
-        marks
     }
 }

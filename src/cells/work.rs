@@ -1,11 +1,9 @@
 //! Work: a worker in each cell that has a queue of it.
-//!
-//! A queue that moves is served in both cells: its new jobs run in the new one, the rest in the old one. The marks say
-//! so; this looks for them now and then, and starts a worker where one is missing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    sync::Arc,
     time::Duration,
 };
 
@@ -64,8 +62,9 @@ impl<S, B> std::fmt::Debug for CellsWorker<S, B> {
 
 impl Cells {
     /// Describes a worker by a closure, which is called for each cell that has one of its queues: so the process runs a
-    /// worker in each of those cells, with the slots that the closure gives to a queue. A queue that moves is served in
-    /// its old cell, too: there it has as many slots again.
+    /// worker in each of those cells, with the slots that the closure gives to a queue. A cell from which a queue
+    /// drains needs workers of its own: those that still have the old layout, or a [`Worker`](crate::Worker) of
+    /// [`Cells::named`].
     pub fn work<S, B>(&self, build: B) -> CellsWorker<S, B>
     where
         S: Send + Sync + 'static,
@@ -79,24 +78,11 @@ impl Cells {
         }
     }
 
-    /// Returns the cells in which each of these queues may have jobs: the one that accepts new ones, and those that it
-    /// has left.
-    async fn places(&self, queues: &[String]) -> Result<BTreeMap<usize, BTreeSet<String>>, CellsError> {
-        let marks = self.marks().await;
+    /// Returns the places of the cells of these queues, each with its queues.
+    fn places(&self, queues: &[String]) -> Result<BTreeMap<usize, BTreeSet<String>>, CellsError> {
         let mut places: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
         for queue in queues {
-            for place in self.places_of(queue, &marks)? {
-                places.entry(place).or_default().insert(queue.clone());
-            }
-        }
-        Ok(places)
-    }
-
-    /// The cells by the layout alone: where to begin before any cell has answered.
-    fn layout_places(&self, queues: &[String]) -> Result<BTreeMap<usize, BTreeSet<String>>, CellsError> {
-        let mut places: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
-        for queue in queues {
-            places.entry(self.layout_place_of(queue)?).or_default().insert(queue.clone());
+            places.entry(self.place_of(queue)?).or_default().insert(queue.clone());
         }
         Ok(places)
     }
@@ -128,24 +114,12 @@ where
             return Err(CellsWorkerError::Described(WorkerError::Nothing("queue")));
         }
         let _server = port::open(cells.inner.layout.listen(), &health).map_err(CellsWorkerError::Listen)?;
-        let mut workers =
-            Workers { cells: &cells, build, started: BTreeMap::new(), ended: FuturesUnordered::new() };
+        let mut workers = Workers { started: Vec::new(), ended: FuturesUnordered::new() };
+        for (place, queues) in cells.places(&queues)? {
+            workers.start(&cells.inner.cells[place], &build, &queues)?;
+        }
         let mut shutdown = std::pin::pin!(shutdown.fuse());
         let (mut stops, mut failed) = (false, None);
-        // As often as a worker shows that it is alive, in the cell where it does so most often.
-        let look_every = cells.iter().map(|cell| cell.tenure().config().timing.renew_every).min();
-        let look_every = look_every.unwrap_or(HUNG_AFTER);
-        // A cell that is away must hold up neither the start of the others nor the shutdown.
-        workers.start(cells.layout_places(&queues)?)?;
-        let look = || {
-            async {
-                let places = cells.places(&queues).await;
-                sleep(look_every).await;
-                places
-            }
-            .boxed()
-        };
-        let mut looks = cells.places(&queues).boxed();
         while !workers.ended.is_empty() {
             workers.tell(&health);
             let error = tokio::select! {
@@ -165,13 +139,6 @@ where
                     workers.stop();
                     None
                 }
-                places = &mut looks, if !stops => {
-                    looks = look();
-                    match places {
-                        Ok(places) => workers.start(places).err(),
-                        Err(error) => Some(error.into()),
-                    }
-                }
                 () = sleep(HEALTH_EVERY) => None,
             };
             if let Some(error) = error {
@@ -184,66 +151,53 @@ where
     }
 }
 
-type Ended<'c> = futures::future::BoxFuture<'c, (String, Result<(), WorkerError>)>;
+type Ended = futures::future::BoxFuture<'static, (String, Result<(), WorkerError>)>;
 
-/// The workers that run.
-struct Workers<'c, B> {
-    cells: &'c Cells,
-    build: B,
-    /// By the place of their cell: their queues, and the handles.
-    started: BTreeMap<usize, (BTreeSet<String>, Vec<std::sync::Arc<WorkerHandle>>)>,
-    ended: FuturesUnordered<Ended<'c>>,
+/// The workers that run, one in each cell that has a queue.
+struct Workers<'c> {
+    started: Vec<(&'c Cell, Arc<WorkerHandle>)>,
+    ended: FuturesUnordered<Ended>,
 }
 
-impl<B> Workers<'_, B> {
-    /// Starts workers for the queues that none serves in their cells.
-    fn start<S>(&mut self, places: BTreeMap<usize, BTreeSet<String>>) -> Result<(), CellsWorkerError>
+impl<'c> Workers<'c> {
+    /// Starts a worker in this cell for these of the queues that `build` describes.
+    fn start<S, B>(
+        &mut self,
+        cell: &'c Cell,
+        build: &B,
+        queues: &BTreeSet<String>,
+    ) -> Result<(), CellsWorkerError>
     where
         S: Send + Sync + 'static,
         B: Fn(&Tenure) -> WorkerBuilder<S>,
     {
-        for (place, queues) in places {
-            let (served, handles) = self.started.entry(place).or_default();
-            let missing: BTreeSet<_> = queues.difference(served).cloned().collect();
-            if missing.is_empty() {
-                continue;
-            }
-            let Some(cell) = self.cells.iter().nth(place) else { continue };
-            let name = cell.name().to_owned();
-            tracing::info!(cell = name, queues = ?missing, "starting a worker in this cell");
-            let worker = (self.build)(cell.tenure()).keep_queues(|queue| missing.contains(queue));
-            let failed = |source| CellsWorkerError::Worker { cell: name.clone(), source };
-            let worker = std::sync::Arc::new(worker.start().map_err(failed)?);
-            served.extend(missing);
-            handles.push(worker.clone());
-            self.ended.push(async move { (name, worker.wait().await) }.boxed());
-        }
+        let name = cell.name().to_owned();
+        tracing::info!(cell = name, ?queues, "starting a worker in this cell");
+        let worker = build(cell.tenure()).keep_queues(|queue| queues.contains(queue)).start();
+        let worker =
+            Arc::new(worker.map_err(|source| CellsWorkerError::Worker { cell: name.clone(), source })?);
+        self.started.push((cell, worker.clone()));
+        self.ended.push(async move { (name, worker.wait().await) }.boxed());
         Ok(())
     }
 
     fn stop(&self) {
-        for (_, handles) in self.started.values() {
-            for worker in handles {
-                worker.stop();
-            }
+        for (_, worker) in &self.started {
+            worker.stop();
         }
     }
 
     /// Tells the health of all: what each lacks, if none is ready.
     fn tell(&self, health: &Health) {
         health.beat();
-        let all = || self.started.values().flat_map(|(_, handles)| handles);
-        if all().any(|worker| worker.health().has_started()) {
+        if self.started.iter().any(|(_, worker)| worker.health().has_started()) {
             health.started();
         }
         let mut lacks = Vec::new();
-        for (place, (_, handles)) in &self.started {
-            let cell = self.cells.iter().nth(*place).map_or("", Cell::name);
-            for worker in handles.iter().filter(|worker| !worker.is_finished()) {
-                match worker.health().ready() {
-                    Ok(()) => return health.has("cells"),
-                    Err(why) => lacks.push(format!("{cell}: {}", why.join(", "))),
-                }
+        for (cell, worker) in self.started.iter().filter(|(_, worker)| !worker.is_finished()) {
+            match worker.health().ready() {
+                Ok(()) => return health.has("cells"),
+                Err(why) => lacks.push(format!("{}: {}", cell.name(), why.join(", "))),
             }
         }
         health.lacks("cells", lacks.join("; "));

@@ -200,11 +200,6 @@ impl Tenure {
                 ));
             }
         }
-        // Its ticks would be refused, and a schedule of this name may run where the queue is.
-        let marks = self.store().marked_queues().await?;
-        if let Some(marked) = marks.into_iter().find(|marked| marked.queue == job.queue) {
-            return Err(ScheduleError::Job(EnqueueError::of_mark(marked.mark, marked.queue)));
-        }
         let now = self.store().database_time().await?;
         let first = ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: cron.clone() })?;
         let new = NewSchedule {

@@ -198,7 +198,7 @@ impl Layout {
         self
     }
 
-    /// The cell of a queue's new jobs, but for marks.
+    /// The cell of a queue's new jobs.
     #[doc(hidden)]
     #[must_use]
     pub fn cell_of(&self, queue: &str) -> Option<&str> {

@@ -22,7 +22,7 @@ use crate::{
     },
     proof::fault,
     store::{
-        Mark, NewJob, PublishedBy, Store, StoreError,
+        NewJob, PublishedBy, Store, StoreError,
         batch::{Batcher, halve},
     },
 };
@@ -91,58 +91,12 @@ pub enum EnqueueError {
         /// The values that it may have.
         expected: &'static str,
     },
-    /// Another cell accepts the queue's new jobs. Nothing was enqueued; `Cells` enqueues there.
-    #[error("queue {queue:?} has moved to cell {cell:?}, which accepts its new jobs; enqueue there")]
-    Moved {
-        /// The queue.
-        queue: String,
-        /// The cell that accepts its new jobs.
-        cell: String,
-    },
-    /// The queue is being moved here from another cell. Nothing was enqueued; try again in a moment.
-    #[error(
-        "queue {queue:?} is about to arrive from cell {cell:?}; try again in a moment, and if that lasts, run \
-         `tenure queues move` for it again"
-    )]
-    Arriving {
-        /// The queue.
-        queue: String,
-        /// The cell from which it arrives.
-        cell: String,
-    },
     /// Postgres did not answer, or refused. With a unique key, try again; without one the job may exist already.
     #[error(transparent)]
-    Store(StoreError),
+    Store(#[from] StoreError),
     /// The key's holder cannot be seen from this transaction's snapshot. Roll back and try again.
     #[error("the unique key is held by a job that this transaction cannot see; roll back and try again")]
     KeyNotVisible,
-}
-
-impl From<StoreError> for EnqueueError {
-    fn from(error: StoreError) -> Self {
-        match error.elsewhere() {
-            Some((mark, queue)) => Self::of_mark(mark, queue),
-            None => Self::Store(error),
-        }
-    }
-}
-
-impl EnqueueError {
-    /// The refusal of a job of a queue with this mark.
-    pub(crate) fn of_mark(mark: Mark, queue: String) -> Self {
-        match mark {
-            Mark::MovedTo(cell) => Self::Moved { queue, cell },
-            Mark::ArrivesFrom(cell) => Self::Arriving { queue, cell },
-        }
-    }
-
-    /// Returns the queue if another cell accepts its new jobs, or no cell yet.
-    fn marked(&self) -> Option<&str> {
-        match self {
-            Self::Moved { queue, .. } | Self::Arriving { queue, .. } => Some(queue),
-            _ => None,
-        }
-    }
 }
 
 fn or_others(others: usize) -> String {
@@ -205,16 +159,8 @@ async fn insert_each(
     let mut answers = Vec::with_capacity(jobs.len());
     let mut rest = vec![jobs];
     let mut busy: Option<(String, String)> = None;
-    let mut elsewhere: Option<EnqueueError> = None;
     let mut patience = PATIENCE;
     while let Some(mut part) = rest.pop() {
-        // One statement was refused because this queue has moved: the others would be, too.
-        if let Some(error) = &elsewhere
-            && part.iter().all(|job| error.marked() == Some(&job.queue))
-        {
-            answers.extend(part.iter().map(|_| Err(error.clone())));
-            continue;
-        }
         // One statement has waited for this key: of many callers with it, none waits again.
         if busy.is_some() && part.iter().all(|job| job.any_key() == busy) {
             answers.extend(part.iter().map(|job| Err(key_busy(std::slice::from_ref(job)))));
@@ -224,9 +170,6 @@ async fn insert_each(
             Ok(created) => answers.extend(created),
             // One job cannot be stored, or waits for a transaction; the others must not suffer for it.
             Err(error) if part.len() > 1 && may_be_of_one(&error) => {
-                if error.marked().is_some() {
-                    elsewhere = Some(error);
-                }
                 let is_late = began_at.elapsed() > NO_PATIENCE_AFTER;
                 patience = if is_late { NO_PATIENCE } else { PATIENCE_OF_A_PART };
                 halve(part, &mut rest);
@@ -244,7 +187,7 @@ async fn insert_each(
 
 fn may_be_of_one(error: &EnqueueError) -> bool {
     match error {
-        EnqueueError::KeyBusy { .. } | EnqueueError::Moved { .. } | EnqueueError::Arriving { .. } => true,
+        EnqueueError::KeyBusy { .. } => true,
         EnqueueError::Store(error) => error.may_be_of_one_row(),
         _ => false,
     }

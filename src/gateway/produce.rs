@@ -48,8 +48,7 @@ impl From<EnqueueError> for Refusal {
             EnqueueError::QueueFull { .. } => Code::QueueFull,
             EnqueueError::KeyBusy { .. } => Code::KeyHeld,
             EnqueueError::Store(error) if !error.is_the_datas_fault() => Code::Unavailable,
-            EnqueueError::Arriving { .. } => Code::Unavailable,
-            EnqueueError::Moved { .. } | EnqueueError::Store(_) => Code::Refused,
+            EnqueueError::Store(_) => Code::Refused,
             _ => Code::BadRequest,
         };
         Self::new(code, error.to_string())

@@ -13,7 +13,6 @@ use super::{
     DOCTOR_HOLDERS, DOCTOR_JOBS, DOCTOR_KINDS, DOCTOR_QUEUES, DOCTOR_RIGHTS, DOCTOR_SERVER, DOCTOR_WORKERS,
     DOCTOR_WRITE, KNOWN_JOBS, UNSERVED_SCHEDULES,
     call::{Store, StoreError},
-    cells::{Mark, comes_from},
     waiting::{KindMessages, Waiting, bind_messages},
 };
 use crate::job::JobId;
@@ -125,10 +124,6 @@ pub(crate) struct QueueSeen {
     /// How many live workers of it drain.
     pub(crate) draining: i64,
     pub(crate) paused_for: Option<Duration>,
-    /// Where its new jobs go, if not here.
-    pub(crate) mark: Option<Mark>,
-    /// The cell from which it comes back, if it had moved from here.
-    pub(crate) comes_from: Option<String>,
     /// Published jobs that are due, at most 1,000; `waiting_for` is how long the first of them has waited.
     pub(crate) waiting: i64,
     pub(crate) waiting_for: Option<Duration>,
@@ -306,8 +301,6 @@ impl Store {
                 is_served: row.try_get("is_served")?,
                 draining: row.try_get("draining")?,
                 paused_for: duration(row, "paused_s")?,
-                mark: Mark::of(row)?,
-                comes_from: comes_from(row)?,
                 waiting: row.try_get("waiting")?,
                 waiting_for: duration(row, "waiting_s")?,
                 max_running: row.try_get("max_running")?,

@@ -55,10 +55,6 @@ pub struct QueueRow {
     pub max_running: Option<u32>,
     /// How many of its jobs may wait.
     pub max_queued: Option<u64>,
-    /// The cell that accepts its new jobs, if it has moved there.
-    pub moved_to: Option<String>,
-    /// The cell from which it is about to arrive: until then it accepts no new jobs.
-    pub arrives_from: Option<String>,
     /// What workers publish of its jobs.
     pub events: QueueEvents,
     /// Jobs that wait for nothing but a worker.
@@ -220,8 +216,6 @@ impl Store {
                 paused_at: row.try_get("paused_at")?,
                 max_running: row.try_get::<Option<i32>, _>("max_running")?.map(i32::unsigned_abs),
                 max_queued: row.try_get::<Option<i64>, _>("max_queued")?.map(i64::unsigned_abs),
-                moved_to: row.try_get("moved_to")?,
-                arrives_from: row.try_get("arrives_from")?,
                 events: events(row)?,
                 due: u64_of(row, "due")?,
                 scheduled: u64_of(row, "scheduled")?,
@@ -321,7 +315,7 @@ impl Store {
     }
 }
 
-pub(super) fn events(row: &PgRow) -> Result<QueueEvents, sqlx::Error> {
+fn events(row: &PgRow) -> Result<QueueEvents, sqlx::Error> {
     // This release cannot publish what a later one names.
     let word: Option<String> = row.try_get("events")?;
     Ok(word.and_then(|word| word.parse().ok()).unwrap_or_default())

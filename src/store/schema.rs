@@ -25,6 +25,7 @@ macro_rules! files {
 pub const MIGRATIONS: &[Migration] = &[
     (31, "older_forms", include_str!("../../migrations/0031_older_forms.sql")),
     (32, "one_trigger_for_lanes", include_str!("../../migrations/0032_one_trigger_for_lanes.sql")),
+    (33, "moved_queues", include_str!("../../migrations/0033_moved_queues.sql")),
 ];
 
 /// The schema that this program needs.
@@ -70,12 +71,6 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "attempt/progress"
     "attempt/raise_lost"
     "audit/purge_audit"
-    "cells/begin_move"
-    "cells/forget_mark"
-    "cells/mark_of"
-    "cells/mark_queue"
-    "cells/open_queue"
-    "cells/refuse_moved"
     "clock/follow_clock"
     "clock/stored_times"
     "enqueue/create_jobs"
@@ -176,10 +171,6 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
 /// The functions that statements of this program call: it does not start on a schema that lacks one.
 pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "purge_audit",
-    "begin_move",
-    "forget_mark",
-    "mark_queue",
-    "open_queue",
     "follow_clock",
     "stored_times",
     "take_key",

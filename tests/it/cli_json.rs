@@ -205,11 +205,6 @@ async fn json_output_has_the_keys_that_the_docs_name() {
     compared.many("act", &run(&bench, &["audit"], 0).await);
     compared.groups(&bench).await;
     compared.one("limited queue", &run(&bench, &["queues", "limit", "p", "--max-running", "3"], 0).await);
-    let other = crate::harness::bench().await;
-    let cells = crate::cells::write(&[("main", &bench, "*"), ("eu", &other, "*-eu")]);
-    let mut mover = bench.program(&["--output", "json", "queues", "move", "moves", "--to", "eu"]);
-    let moved = mover.env("TENURE_CELLS", &cells).output().await.unwrap();
-    compared.one("moved queue", &serde_json::from_slice(&moved.stdout).unwrap());
     let add = ["schedules", "add", "s", "0 3 * * *", "q", "k", "1"];
     compared.one("scheduled", &run(&bench, &add, 0).await);
     compared.many("schedule", &run(&bench, &["schedules", "list"], 0).await);

@@ -458,36 +458,6 @@ async fn a_full_queue_refuses_jobs_of_sql_too_and_a_transaction_counts_a_part_of
     bench.execute("SELECT tenure.enqueue('other', 'k')").await;
 }
 
-/// Programs know TN001 of a job that they insert as the sign of a moved queue, and of a fence as a lost job. The
-/// functions keep the two apart.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_has_moved_or_arrives_refuses_jobs_of_sql_with_codes_of_their_own() {
-    let bench = bench().await;
-    let mark = async |to: &str, from: &str, since: &str| {
-        let moves: i64 = bench.value("SELECT moves FROM tenure.begin_move('q')").await;
-        let mark = format!("SELECT tenure.mark_queue('q', {moves}, {to}, {from}, {since}, '1s')");
-        assert!(bench.value::<bool>(&mark).await);
-    };
-    mark("'west'", "NULL", "NULL").await;
-    for call in ["enqueue('q', 'k')", r#"enqueue_many('[{"queue": "q", "kind": "k"}]')"#] {
-        let said = refused(&bench.pool, &format!("SELECT tenure.{call}")).await;
-        assert_eq!((said.code.as_str(), said.message.as_str()), ("TN005", "queue q has moved to cell west"));
-    }
-    let error = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).await.unwrap_err().to_string();
-    assert!(error.contains("has moved to cell \"west\""), "{error}");
-    mark("NULL", "'east'", "now()").await;
-    let said = refused(&bench.pool, "SELECT tenure.enqueue('q', 'k')").await;
-    assert_eq!(
-        (said.code.as_str(), said.message.as_str()),
-        ("TN006", "queue q is about to arrive from cell east")
-    );
-    // The sign does not outlast the call: what the library inserts in the same transaction is refused as it knows.
-    let mut tx = bench.pool.begin().await.unwrap();
-    run(&mut tx, "SELECT tenure.enqueue('other', 'k')").await;
-    let error = bench.tenure.enqueue(JobRequest::new("q", "k", json!(1))).tx(&mut tx).await.unwrap_err();
-    assert!(error.to_string().contains("about to arrive from cell \"east\""), "{error}");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_cancelled_by_sql_is_as_one_that_the_library_cancels() {
     let bench = bench().await;

@@ -80,19 +80,19 @@ BEGIN
             UPDATE import_jobs j SET job_id = NULL, why = taken, advice = advice_of_taken
              WHERE j.n >= start AND j.n < start + batch
                AND j.job_id::text = ANY (string_to_array(current_setting('tenure.held', true), ' '));
-        EXCEPTION WHEN SQLSTATE 'TN003' OR SQLSTATE 'TN004' OR SQLSTATE 'TN005' OR SQLSTATE 'TN006' THEN
+        EXCEPTION WHEN SQLSTATE 'TN003' OR SQLSTATE 'TN004' THEN
             FOR one IN SELECT * FROM import_jobs j WHERE j.n >= start AND j.n < start + batch ORDER BY j.n LOOP
                 DECLARE
                     advice_is text;
                 BEGIN
-                    -- The job before it may have found its queue full or gone.
+                    -- The job before it may have found its queue full.
                     UPDATE import_jobs j
                        SET job_id = tenure.enqueue(j.queue, j.kind, j.payload, j.unique_key, j.run_at,
                                                    max_attempts => least(1000, j.attempts_left)::int)
                      WHERE j.n = one.n AND j.why IS NULL;
                     UPDATE import_jobs j SET job_id = NULL, why = taken, advice = advice_of_taken
                      WHERE j.n = one.n AND j.job_id::text = current_setting('tenure.held', true);
-                EXCEPTION WHEN SQLSTATE 'TN003' OR SQLSTATE 'TN004' OR SQLSTATE 'TN005' OR SQLSTATE 'TN006' THEN
+                EXCEPTION WHEN SQLSTATE 'TN003' OR SQLSTATE 'TN004' THEN
                     GET STACKED DIAGNOSTICS advice_is = PG_EXCEPTION_HINT;
                     UPDATE import_jobs j
                        SET why = SQLERRM,

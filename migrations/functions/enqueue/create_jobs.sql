@@ -5,7 +5,7 @@
 --
 -- Called by `enqueue` and `enqueue_many`. It runs with the caller's rights: who may not insert a job
 -- may not enqueue one. Two calls with the same keys: the second waits for the first one's transaction, and returns
--- its jobs. `tenure.by_sql` tells `refuse_moved` which SQLSTATEs the caller knows.
+-- its jobs.
 CREATE OR REPLACE FUNCTION tenure.create_jobs(queues text[], kinds text[], payloads jsonb[], keys text[],
                                               due timestamptz[], attempts int[], traces text[],
                                               options jsonb[]) RETURNS uuid[]
@@ -57,8 +57,6 @@ BEGIN
         PERFORM set_config('tenure.held', array_to_string(
                     ARRAY(SELECT h FROM unnest(ids, holders) AS u(id, h) WHERE h <> id), ' '), true);
     END IF;
-    -- Not by a SET clause, which an owner of the schema who is no superuser may not write.
-    PERFORM set_config('tenure.by_sql', 'on', true);
     INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, trace_context, dispatch,
                              publish_at, published_at, lane, priority, not_after, expires_as)
     SELECT u.id, u.queue, u.kind, u.payload, u.max_attempts, u.due_at, u.trace_context, 0, u.due_at, NULL,
@@ -67,7 +65,6 @@ BEGIN
       FROM unnest(ids, holders, queues, kinds, payloads, attempts, due, traces, options)
            AS u(id, holder, queue, kind, payload, max_attempts, due_at, trace_context, job)
      WHERE u.holder = u.id;
-    PERFORM set_config('tenure.by_sql', '', true);
     RETURN holders;
 END $$;
 

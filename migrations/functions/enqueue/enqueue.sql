@@ -55,4 +55,4 @@ traceparent.
 lane: 1 to 256 bytes. priority: -100 to 100 within the lane, the lower, the sooner (0).
 tags: at most 16 of 1 to 100 bytes without spaces and commas, such as customer=7.
 not_after: it does not start later; on_expiry: dead_letter (or without it), or cancel.
-Errors: TN003 invalid, TN004 queue full, TN005 queue moved, TN006 queue about to arrive, 40001 begin again.';
+Errors: TN003 invalid, TN004 queue full, 40001 begin again.';

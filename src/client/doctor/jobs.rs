@@ -14,8 +14,7 @@ use crate::{
         waiting,
     },
     store::{
-        JobsSeen, Mark, Misnamed, QueueSeen, ScheduleRow, Store, StoreError, UnservedSchedule, Waiting,
-        WorkerSeen,
+        JobsSeen, Misnamed, QueueSeen, ScheduleRow, Store, StoreError, UnservedSchedule, Waiting, WorkerSeen,
     },
 };
 
@@ -496,36 +495,8 @@ fn dead_letters(jobs: &JobsSeen) -> Check {
     .advise("`tenure dead list` shows their errors; `tenure dead redrive` queues them again")
 }
 
-/// Checks that a queue accepts jobs, and that they can run. `purge` is the command that removes its messages.
+/// Checks that a queue's jobs can run. `purge` is the command that removes its messages.
 fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
-    let name = &seen.queue;
-    match (&seen.mark, &seen.comes_from) {
-        (Some(Mark::ArrivesFrom(cell)), _) => {
-            let found = format!("about to arrive from cell {cell}, and accepts no new jobs until then");
-            Check::wrong("queue", found).advise(format!(
-                "if no move is under way, run `tenure queues move {name} --from {cell} --to CELL` again, with the name \
-                 of this cell"
-            ))
-        }
-        (Some(Mark::MovedTo(_)), Some(cell)) => {
-            let found =
-                format!("about to come back from cell {cell}; in between, no cell may accept its new jobs");
-            Check::wrong("queue", found).advise(format!(
-                "if no move is under way, run `tenure queues move {name} --from {cell} --to CELL` again, with the name \
-                 of this cell, or undo it with both names exchanged"
-            ))
-        }
-        (Some(Mark::MovedTo(cell)), None) => {
-            let mut check = jobs_of_queue(seen, purge);
-            check.found = format!("moved to cell {cell}, which accepts its new jobs; here {}", check.found);
-            check
-        }
-        (None, _) => jobs_of_queue(seen, purge),
-    }
-}
-
-/// Checks that a queue's jobs can run.
-fn jobs_of_queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
     const CHECK: &str = "queue";
     let no_worker = match seen.draining {
         0 => "no worker serves this queue; ".to_owned(),
@@ -699,8 +670,6 @@ mod tests {
             is_served,
             draining: 0,
             paused_for: None,
-            mark: None,
-            comes_from: None,
             waiting,
             waiting_for: Some(SECOND),
             max_running: None,
@@ -713,18 +682,6 @@ mod tests {
         };
         assert_eq!(checked(&seen(true, 5)).state, CheckState::Ok);
         assert_eq!(checked(&seen(false, 0)).state, CheckState::Ok);
-        let moved = checked(&QueueSeen { mark: Some(Mark::MovedTo("eu".into())), ..seen(true, 5) });
-        assert_eq!(moved.state, CheckState::Ok);
-        assert!(moved.found.starts_with("moved to cell eu, which accepts its new jobs; here 5 jobs due"));
-        let back = QueueSeen {
-            mark: Some(Mark::MovedTo("eu".into())),
-            comes_from: Some("eu".into()),
-            ..seen(true, 5)
-        };
-        assert_eq!(checked(&back).state, CheckState::Wrong);
-        let arriving = checked(&QueueSeen { mark: Some(Mark::ArrivesFrom("main".into())), ..seen(true, 0) });
-        assert_eq!(arriving.state, CheckState::Wrong);
-        assert!(arriving.to_do.is_some_and(|to_do| to_do.contains("tenure queues move mail --from main")));
         let alone = checked(&seen(false, 5));
         assert_eq!(
             (alone.state, alone.found.as_str()),

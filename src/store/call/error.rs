@@ -4,10 +4,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use sqlx::{error::DatabaseError, postgres::PgDatabaseError};
 
-use crate::{
-    job::duration::written,
-    store::cells::{ARRIVES, MOVED, Mark},
-};
+use crate::job::duration::written;
 
 /// Postgres gave no answer, or refused.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -100,19 +97,6 @@ impl StoreError {
             return false;
         };
         error.as_database_error().and_then(DatabaseError::code).is_some_and(|code| wanted(&code))
-    }
-
-    /// Returns the queue and its mark if Postgres refused a job because its queue has moved, or is about to arrive.
-    pub(crate) fn elsewhere(&self) -> Option<(Mark, String)> {
-        let Self::Refused(error) = self else { return None };
-        let said = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
-        let (queue, cell) = said.detail()?.split_once(' ')?;
-        let mark = match said.code() {
-            MOVED => Mark::MovedTo(cell.to_owned()),
-            ARRIVES => Mark::ArrivesFrom(cell.to_owned()),
-            _ => return None,
-        };
-        Some((mark, queue.to_owned()))
     }
 
     /// Whether a transaction's snapshot was too old for what it touched.

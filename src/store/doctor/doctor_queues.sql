@@ -33,7 +33,7 @@ SELECT n.queue,
          WHERE w.queues @> ARRAY[n.queue] AND w.draining_at IS NOT NULL
            AND w.last_seen_at >= statement_timestamp() - 3 * w.renew_every) AS draining,
        extract(epoch FROM statement_timestamp() - q.paused_at)::float8 AS paused_s,
-       q.max_running, q.max_queued, q.moved_to, q.arrives_from,
+       q.max_running, q.max_queued,
        CASE WHEN q.max_running IS NOT NULL THEN
             (SELECT count(*) FILTER (WHERE (SELECT j.status = 'processing' AND j.fencing_token = s.fencing_token
                                               FROM tenure.jobs j WHERE j.id = s.job_id))

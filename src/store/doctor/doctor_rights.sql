@@ -118,8 +118,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
                            keep_cancelled,tend_redrives,follow_clock}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
-                   unnest('{begin_move,mark_queue,open_queue,forget_mark,cancel,end_queued,put_lanes,adopt_jobs,
-                           remove_lanes,forget_lanes}'::text[])) AS function
+                   unnest('{cancel,end_queued,put_lanes,adopt_jobs,remove_lanes,forget_lanes}'::text[])) AS function
      WHERE NOT coalesce((SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE'))
                            FROM pg_proc p JOIN house ON house.oid = p.pronamespace
                           WHERE p.proname = function.name), false)

@@ -4,7 +4,6 @@
 --   next tick, and its name; NULL: this is the first page
 --
 -- A tick that waits for the end of the last job is not due (overlap 'queue').
--- Those of a queue that accepts no new jobs here wait: `tenure queues move` takes them along.
 SELECT name, cron, time_zone, missed, next_at, statement_timestamp() AS now, overlap, last_job_id,
        EXISTS (SELECT FROM tenure.jobs j WHERE j.id = schedules.last_job_id) AS last_is_live
   FROM tenure.schedules
@@ -12,7 +11,5 @@ SELECT name, cron, time_zone, missed, next_at, statement_timestamp() AS now, ove
             ELSE next_at <= statement_timestamp() END
    AND paused_at IS NULL AND coalesce((next_at, name) > ($2::timestamptz, $3::text), true)
    AND NOT (overlap = 'queue' AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = schedules.last_job_id))
-   AND NOT EXISTS (SELECT FROM tenure.queues q
-                    WHERE q.queue = schedules.queue AND (q.moved_to IS NOT NULL OR q.arrives_from IS NOT NULL))
  ORDER BY next_at, name
  LIMIT 100

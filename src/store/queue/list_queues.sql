@@ -43,7 +43,7 @@ WITH jobs AS (
      UNION
     SELECT queue FROM tenure.lane_settings WHERE removed_at IS NULL
 )
-SELECT queue, q.paused_at, q.max_running, q.max_queued, q.moved_to, q.arrives_from, q.events,
+SELECT queue, q.paused_at, q.max_running, q.max_queued, q.events,
        coalesce(j.due, 0) AS due, coalesce(j.scheduled, 0) AS scheduled, coalesce(j.processing, 0) AS processing,
        coalesce(j.held, 0) AS held, coalesce(j.held_due, 0) AS held_due,
        o.turns IS NOT NULL AND o.removed_at IS NULL AS has_lanes,

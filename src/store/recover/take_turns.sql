@@ -21,9 +21,7 @@ SELECT mine.turns AS taken,
        (SELECT count(*) FROM tenure.workers WHERE last_seen_at > statement_timestamp() - 3 * renew_every) AS workers,
        CASE WHEN mine.some THEN (
             SELECT extract(epoch FROM min(next_at) - clock_timestamp()) FROM tenure.schedules s WHERE paused_at IS NULL
-               AND NOT (s.overlap = 'queue' AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = s.last_job_id))
-               AND NOT EXISTS (SELECT FROM tenure.queues q
-                                WHERE q.queue = s.queue AND (q.moved_to IS NOT NULL OR q.arrives_from IS NOT NULL)))
+               AND NOT (s.overlap = 'queue' AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = s.last_job_id)))
        END::float8 AS next_tick_s,
        EXISTS (SELECT FROM tenure.lane_settings) AS has_lanes,
        EXISTS (SELECT FROM tenure.followers) AS has_groups,

@@ -111,13 +111,6 @@ impl Failure {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", text).retry_after(AWAY_S)
             }
             EnqueueError::KeyBusy { .. } => conflict("key_busy").retry_after(MOMENT_S),
-            EnqueueError::Moved { .. } => conflict("queue_moved").hint(
-                "start `tenure serve` with TENURE_CELLS, so that it finds the queue, or send the request to the other \
-                 cell's API",
-            ),
-            EnqueueError::Arriving { .. } => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "queue_arriving", text).retry_after(MOMENT_S)
-            }
             _ => Self::invalid(text),
         }
     }

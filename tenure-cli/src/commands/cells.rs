@@ -1,41 +1,26 @@
 //! Cells: which cell a command is for, where there are several.
 //!
-//! A command that names a queue or a job finds its cell. One that only reads asks all of them, one after the other. Any
-//! other needs `--cell`.
+//! A command that names a queue goes to its cell, and one that names a job finds it. One that only reads asks all of
+//! them, one after the other. Any other needs `--cell`.
 
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
-use clap::Args;
+use anyhow::bail;
 
 use super::{
     CancelArgs, Cli, Command, JobsCommand, Output, SchedulesCommand, Usage, WorkersCommand,
-    dead::DeadCommand, print, queues::QueuesCommand, table::table,
+    dead::DeadCommand, print, queues::QueuesCommand,
 };
 use tenure::{
     JobId,
-    cells::{Cells, Layout},
+    cells::{Cells, CellsError, Layout},
 };
-
-#[derive(Debug, Args)]
-pub(super) struct MoveArgs {
-    /// The queue.
-    queue: String,
-    /// The cell that shall accept its new jobs.
-    #[arg(long, value_name = "CELL")]
-    to: String,
-    /// The cell that it leaves. Default: the one that accepts its jobs.
-    #[arg(long, value_name = "CELL")]
-    from: Option<String>,
-}
 
 /// What a command is about.
 enum About<'c> {
     /// It knows how to use several cells, or needs none.
     Cells,
-    /// A queue, in the cell that accepts its new jobs.
-    Queue(&'c str),
-    /// Queues, in every cell that may have jobs of them.
+    /// Queues, of one cell.
     Queues(Vec<&'c str>),
     Job(JobId),
     /// It reads, and prints what every cell has.
@@ -46,30 +31,28 @@ enum About<'c> {
 
 fn about(command: &Command) -> About<'_> {
     match command {
-        Command::Enqueue(_)
-        | Command::Work(_)
+        Command::Work(_)
         | Command::Serve(_)
         | Command::Config
         | Command::Dev(_)
         | Command::Completions { .. }
         | Command::Man { .. }
         | Command::ExecGuard { .. }
-        | Command::BenchWorker { .. }
-        | Command::Queues(QueuesCommand::Move(_)) => About::Cells,
+        | Command::BenchWorker { .. } => About::Cells,
         Command::Bench(args) if !args.on_servers => About::Cells,
+        Command::Enqueue(args) => About::Queues(vec![&args.queue]),
         Command::Queues(QueuesCommand::Pause { queues, .. } | QueuesCommand::Resume { queues }) => {
             About::Queues(queues.iter().map(String::as_str).collect())
         }
         Command::Queues(QueuesCommand::Lanes(args)) => match args.queue() {
-            Some(queue) => About::Queue(queue),
+            Some(queue) => About::Queues(vec![queue]),
             None => About::Every,
         },
-        Command::Queues(QueuesCommand::Events { queue, .. }) => About::Queues(vec![queue]),
-        Command::Queues(QueuesCommand::Limit { queue, .. }) => About::Queue(queue),
-        Command::Schedules(SchedulesCommand::Add(args)) => About::Queue(&args.queue),
-        Command::Jobs(JobsCommand::Cancel(CancelArgs { queue: Some(queue), .. })) => {
+        Command::Queues(QueuesCommand::Events { queue, .. } | QueuesCommand::Limit { queue, .. })
+        | Command::Jobs(JobsCommand::Cancel(CancelArgs { queue: Some(queue), .. })) => {
             About::Queues(vec![queue])
         }
+        Command::Schedules(SchedulesCommand::Add(args)) => About::Queues(vec![&args.queue]),
         Command::Jobs(
             JobsCommand::Show { id }
             | JobsCommand::Again { id }
@@ -111,41 +94,22 @@ pub(super) async fn run(mut cli: Cli, layout: &Layout) -> anyhow::Result<ExitCod
     let known = layout.names().collect::<Vec<_>>().join(", ");
     match about(&cli.command) {
         About::Cells => super::run_in(&cli).await,
-        About::Queue(queue) => {
-            let cells = Cells::connect(layout).await?;
-            let cell = cells.having(queue).await?.first().map(|cell| cell.name().to_owned());
-            cells.close().await;
-            cli.cell = cell;
-            super::run_in(&cli).await
-        }
         About::Queues(queues) => {
-            let cells = Cells::connect(layout).await?;
-            let mut found: Vec<Vec<String>> = Vec::new();
+            let mut found = Vec::new();
             for queue in queues {
-                let having = cells.having(queue).await?;
-                found.push(having.into_iter().map(|cell| cell.name().to_owned()).collect());
+                let known = || layout.names().map(str::to_owned).collect();
+                let no_cell = || CellsError::NoCell { queue: queue.to_owned(), known: known() };
+                found.push(layout.cell_of(queue).ok_or_else(no_cell)?);
             }
-            cells.close().await;
             found.dedup();
-            let [having] = &found[..] else {
+            let [cell] = found[..] else {
                 return Err(Usage(
                     "these queues are in several cells; run the command for each queue alone".into(),
                 )
                 .into());
             };
-            // A queue that has moved: its new cell, and those in which its old jobs run.
-            let mut code = ExitCode::SUCCESS;
-            for cell in having {
-                if having.len() > 1 && cli.output == Output::Table {
-                    print::line(format!("cell {cell}:"));
-                }
-                cli.cell = Some(cell.clone());
-                let ended = Box::pin(super::run_in(&cli)).await?;
-                if ended != ExitCode::SUCCESS {
-                    code = ended;
-                }
-            }
-            Ok(code)
+            cli.cell = Some(cell.to_owned());
+            super::run_in(&cli).await
         }
         About::Job(id) => {
             let cells = Cells::connect(layout).await?;
@@ -173,60 +137,4 @@ pub(super) async fn run(mut cli: Cli, layout: &Layout) -> anyhow::Result<ExitCod
             Err(Usage(format!("there are several cells; name one with --cell: {known}")).into())
         }
     }
-}
-
-/// `tenure queues move`.
-pub(super) async fn move_queue(cli: &Cli, args: &MoveArgs) -> anyhow::Result<ExitCode> {
-    if cli.cell.is_some() {
-        return Err(
-            Usage("`queues move` is for two cells: give --from and --to instead of --cell".into()).into()
-        );
-    }
-    let Some(layout) = cli.layout()? else {
-        return Err(Usage(
-            "a queue moves from one cell to another; list the cells in a file, and name it by TENURE_CELLS"
-                .into(),
-        )
-        .into());
-    };
-    tenure::names::check_queue(&args.queue)?;
-    let cells = Cells::connect(&layout).await?;
-    for cell in &cells {
-        if [Some(args.to.as_str()), args.from.as_deref()].contains(&Some(cell.name())) {
-            cli.check(cell.tenure()).await.with_context(|| format!("cell {}", cell.name()))?;
-        }
-    }
-    let moved = cells.move_queue(&args.queue, args.from.as_deref(), &args.to).await;
-    cells.close().await;
-    let moved = moved?;
-    match cli.output {
-        Output::Json => print::line(serde_json::to_string(&moved)?),
-        Output::Table => {
-            let mut of = table(&["QUEUE", "FROM", "TO", "KEYS", "SCHEDULES", "LEFT LIVE", "LEFT DEAD"]);
-            of.add_row([
-                args.queue.clone(),
-                moved.from.clone(),
-                moved.to.clone(),
-                moved.keys.to_string(),
-                moved.schedules.join(", "),
-                moved.live.to_string(),
-                moved.dead.to_string(),
-            ]);
-            print::line(of);
-            for name in &moved.kept {
-                eprintln!(
-                    "tenure: schedule {name:?} stays in cell {}, and does not tick there: cell {} has another \
-                     one of this name; rename one of them",
-                    moved.from, moved.to
-                );
-            }
-        }
-    }
-    if layout.cell_of(&args.queue) != Some(moved.to.as_str()) {
-        eprintln!(
-            "new jobs go to cell {}; now name queue {} there in TENURE_CELLS, so that programs need not find out",
-            moved.to, args.queue
-        );
-    }
-    Ok(ExitCode::SUCCESS)
 }

@@ -93,7 +93,7 @@ impl Cli {
     }
 
     /// Checks that this program knows the schema.
-    pub(super) async fn check(&self, tenure: &Tenure) -> anyhow::Result<()> {
+    async fn check(&self, tenure: &Tenure) -> anyhow::Result<()> {
         match tenure.store().schema().await {
             Ok(schema) if schema.breaks_before > NEEDS => {
                 anyhow::bail!(

@@ -102,26 +102,10 @@ pub(super) async fn run(cli: &Cli, args: &EnqueueArgs) -> anyhow::Result<ExitCod
     if let Some(context) = args.traceparent.clone().or_else(|| std::env::var("TRACEPARENT").ok()) {
         request = request.trace_context(context);
     }
-    let cells = cli.cells().await?;
-    let tenure = match &cells {
-        Some(cells) => cells.of(&args.queue)?.tenure().clone(),
-        None => cli.connect().await?,
-    };
+    let tenure = cli.connect().await?;
     // The row is enough, but if NATS is up, the message should go out before this process ends.
     drop(tokio::time::timeout(Duration::from_secs(1), tenure.nats().connected()).await);
-    let (tenure, enqueued) = if let Some(cells) = &cells {
-        let enqueued = cells.enqueue(request).await?;
-        // The queue may have moved, and the job that holds the key may be where it was before.
-        let holder = if enqueued.duplicate { cells.find(enqueued.id).await? } else { None };
-        let cell = match &holder {
-            Some((cell, _)) => *cell,
-            None => cells.of(&args.queue)?,
-        };
-        (cell.tenure().clone(), enqueued)
-    } else {
-        let enqueued = tenure.enqueue(request).await?;
-        (tenure, enqueued)
-    };
+    let enqueued = tenure.enqueue(request).await?;
     if enqueued.duplicate {
         match &args.lane.replace {
             Some(_) => eprintln!("job {} is queued under this key, and has the new payload", enqueued.id),

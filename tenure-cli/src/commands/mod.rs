@@ -653,7 +653,6 @@ async fn run_in(cli: &Cli) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => serve::run(cli, args).await,
         Command::Jobs(command) => jobs::run(cli, command).await,
         Command::Dead(command) => dead::run(cli, command).await,
-        Command::Queues(queues::QueuesCommand::Move(args)) => cells::move_queue(cli, args).await,
         Command::Queues(command) => queues::run(cli, command).await,
         Command::Schedules(command) => schedules::run(cli, command).await,
         Command::Workers { command: None | Some(WorkersCommand::List) } => workers::list(cli).await,

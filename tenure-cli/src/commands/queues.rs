@@ -10,7 +10,7 @@ use clap::{
 use serde_json::json;
 
 use super::{
-    Cli, Output, Usage, cells,
+    Cli, Output, Usage,
     jobs::time,
     lanes, print,
     table::{Table, table},
@@ -78,9 +78,6 @@ pub(super) enum QueuesCommand {
         #[arg(long)]
         create: bool,
     },
-    /// Move a queue to another cell while it is in use: new jobs are accepted there, old ones run where they are. Its
-    /// unique keys, limits and schedules go along. Repeat it if it fails.
-    Move(cells::MoveArgs),
 }
 
 /// Reads the word of the events.
@@ -100,7 +97,6 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
             }
         }
         // `cells` runs it.
-        QueuesCommand::Move(_) => {}
         QueuesCommand::Lanes(args) => lanes::run(cli, &tenure, args).await?,
         QueuesCommand::Pause { queues, create } => code = pause(cli, &tenure, queues, *create).await?,
         QueuesCommand::Resume { queues } => code = resume(cli, &tenure, queues).await?,
@@ -223,16 +219,10 @@ pub(super) async fn if_unknown(tenure: &Tenure, queue: &str) -> Result<Option<St
     Ok(unknown.map(|unknown| format!("{unknown}; `tenure queues list` shows the known ones")))
 }
 
-/// The state of a queue, and where its new jobs go.
 fn state(queue: &QueueRow, fleet: &Fleet) -> String {
-    let state = match queue.paused_at {
+    match queue.paused_at {
         Some(at) => format!("paused since {}", time(Some(at))),
         None => QueueState::of(queue, fleet).word().into(),
-    };
-    match (&queue.moved_to, &queue.arrives_from) {
-        (Some(cell), _) => format!("{state}, moved to cell {cell}"),
-        (None, Some(cell)) => format!("{state}, about to arrive from cell {cell}"),
-        (None, None) => state,
     }
 }
 

@@ -146,7 +146,7 @@ async fn base_of_queue(view: &View, name: &str) -> Result<String, Failure> {
             continue;
         };
         let Some(of) = fleet.queues.iter().find(|of| of.queue == name) else { continue };
-        // Two cells know a queue that has moved: its workers and most of its jobs are in the one that matters.
+        // Two cells have jobs of a queue that drains: its workers and most of its jobs are in the one that matters.
         let rank = (of.workers > 0, of.waiting() + of.jobs[1] + of.jobs[2]);
         if found.as_ref().is_none_or(|(highest, _)| *highest < rank) {
             found = Some((rank, cell.view.base.clone()));

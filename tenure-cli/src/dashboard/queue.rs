@@ -94,12 +94,6 @@ fn head(view: &View, ask: &Ask, name: &str, of: &Figures) -> Markup {
                     @if let Some(row) = &of.row {
                         (state(&State::of(row, &of.fleet)))
                         @if let Some(at) = row.paused_at { span.soft { (time(at)) } }
-                        @if let Some(cell) = &row.moved_to {
-                            span.soft { "moved to cell " (cell) ", which accepts its new jobs" }
-                        }
-                        @if let Some(cell) = &row.arrives_from {
-                            span.soft { "about to arrive from cell " (cell) ": no new jobs until then" }
-                        }
                     }
                 }
             }

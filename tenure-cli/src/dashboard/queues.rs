@@ -106,8 +106,6 @@ fn row(view: &View, ask: &Ask, fleet: &Fleet, of: &QueueRow) -> Markup {
             td data-label="State" {
                 (state(&State::of(of, fleet)))
                 @if let Some(at) = of.paused_at { " " span.soft { (page::time(at)) } }
-                @if let Some(cell) = &of.moved_to { span.sub { "moved to cell " (cell) } }
-                @if let Some(cell) = &of.arrives_from { span.sub { "about to arrive from cell " (cell) } }
             }
             td.num data-label="Due" {
                 (number(of.due))

@@ -628,24 +628,5 @@ async fn the_api_of_several_cells_finds_the_cell_of_a_queue_and_of_a_job() {
     assert_eq!(api.get(&format!("/jobs/{second}/wait")).await.json["status"], "cancelled");
     let nowhere = api.get(&format!("/jobs/{}", Uuid::now_v7())).await;
     assert_eq!((nowhere.status(), nowhere.code()), (404, "not_found"));
-
-    // A queue that has moved: the API follows.
-    let mut moves = main.program(&["queues", "move", "post", "--to", "eu"]);
-    assert!(moves.env("TENURE_CELLS", file).status().await.unwrap().success());
-    let moved = json!({ "queue": "post", "kind": "k", "payload": "moved" });
-    let moved = api.post("/jobs", &moved).await;
-    assert_eq!(moved.status(), 201, "{}", moved.answer.body);
-    let of = |id: &str| format!("tenure.jobs WHERE id = '{id}'");
-    assert_eq!((main.count(&of(&moved.id())).await, eu.count(&of(&moved.id())).await), (0, 1));
-    // A server of one cell alone says where it is.
-    let alone = Api::start(&main, &["--actions"], &[]).await;
-    let refused = alone.post("/jobs", &json!({ "queue": "post", "kind": "k", "payload": 1 })).await;
-    assert_eq!((refused.status(), refused.code()), (409, "queue_moved"), "{}", refused.answer.body);
-    assert!(
-        refused.said().contains("TENURE_CELLS") && refused.said().contains("\"eu\""),
-        "{}",
-        refused.said()
-    );
     api.is_as_documented().await;
-    alone.is_as_documented().await;
 }

@@ -117,7 +117,7 @@ async fn several_cells_have_one_dashboard() {
     assert!(metrics.contains("tenure_postgres_up{cell=\"eu\"} 1"), "{metrics}");
 }
 
-/// A queue that is being moved has jobs in two cells: the page lists both, and leaves out the cell that it has left.
+/// While a queue drains, two cells have jobs of it: the page lists both, and leaves out the one that is empty.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_is_listed_in_each_cell_that_has_its_jobs() {
     let (main, eu) = (calm().await, calm().await);
@@ -128,7 +128,7 @@ async fn a_queue_is_listed_in_each_cell_that_has_its_jobs() {
     let dashboard = Dashboard::start(&main, &[], &[("TENURE_CELLS", file)]).await;
     let rows = ["id=\"queue-main.mail\"", "id=\"queue-eu.mail\""];
     until(&dashboard, "/", |page| rows.iter().all(|row| page.body.contains(row))).await;
-    // Most of its jobs are in the one to which it moves.
+    // Most of its jobs are in this one.
     until(&dashboard, "/queues/mail", |page| page.header("location") == Some("/cells/eu/queues/mail")).await;
     main.tenure.cancel(first).await.unwrap();
     until(&dashboard, "/", |page| !page.body.contains(rows[0]) && page.body.contains(rows[1])).await;

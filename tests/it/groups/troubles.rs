@@ -18,7 +18,7 @@ async fn one_follower_that_cannot_be_released_keeps_back_no_other() {
     let cut = group(13).await;
     let running = worker(&bench.tenure);
     until_status(&bench, cut.id, "cancelled").await;
-    // It cannot come back, as one whose queue has moved could not without its mark.
+    // It cannot come back: a trigger of somebody refuses its row.
     let refuse = "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
                       $$ BEGIN RAISE EXCEPTION 'not here'; END $$";
     bench.execute(refuse).await;

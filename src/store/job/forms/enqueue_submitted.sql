@@ -1,7 +1,6 @@
 -- enqueue_submitted: enqueue.sql for submissions alone: the job was created when its message was published.
 --
 -- The parameters and the answer are those of enqueue.sql. A form of its own, because producers may not write created_at.
--- Its message stands in this cell's stream: the job is accepted even if its queue has moved (see `refuse_moved`).
 -- If the server's clock is ahead of the database's, the job was created now.
 -- Made of parts: `scripts/statement enqueue_submitted` prints it whole.
 -- include job/parts/enqueue_fresh.sql
@@ -12,5 +11,4 @@ SELECT id, queue, kind, payload::jsonb, max_attempts, due_at, trace_context, 0,
        CASE WHEN has_message THEN clock_timestamp() END,
        least(stream_published_at, clock_timestamp()), lane, priority, not_after, expires_as
   FROM fresh
- WHERE (SELECT set_config('tenure.submitted', 'on', true)) IS NOT NULL
 RETURNING id, published_at IS NOT NULL AS has_message
