@@ -156,7 +156,9 @@ async fn a_database_of_migration_30_becomes_equal_to_a_fresh_one() {
     assert_eq!(old.count(triggers).await, 1);
     let held = old.tenure.enqueue(JobRequest::new("laned", "k", json!(1))).await.unwrap().id;
     assert_eq!(old.count(&format!("tenure.lane_jobs WHERE job_id = '{held}'")).await, 1);
-    old.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{held}'; DELETE FROM tenure.lane_jobs")).await;
+    for table in ["jobs", "lane_jobs"] {
+        old.execute(&format!("DELETE FROM tenure.{table} WHERE queue = 'laned'")).await;
+    }
     for queue in ["laned", "other"] {
         old.execute(&format!("SELECT tenure.remove_lanes('{queue}'), tenure.forget_lanes('{queue}')")).await;
     }
