@@ -23,6 +23,8 @@ use tenure::internals::http::network;
 const OF_ONE: Limit = Limit { at_once: 10.0, per_s: 0.5 };
 /// How often all strangers together may be wrong.
 const OF_ALL: Limit = Limit { at_once: 50.0, per_s: 5.0 };
+/// The same where a comparison takes a good part of a second, and one is made at a time.
+const OF_ALL_SLOW: Limit = Limit { at_once: 20.0, per_s: 1.0 };
 /// The most clients of each sort to remember: a megabyte. Beyond it, the client that was seen longest ago is forgotten.
 const REMEMBERED: usize = 10_000;
 
@@ -106,6 +108,7 @@ pub(super) struct Guesses(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
+    of_all: Limit,
     all: Left,
     networks: LruCache<IpAddr, Left>,
     browsers: LruCache<Uuid, Left>,
@@ -147,7 +150,7 @@ impl State {
         let mut own = self.own(by, now);
         own.mistakes = (own.mistakes + 1.0).min(OF_ONE.at_once);
         if is_stranger {
-            self.all.mistakes = (self.all.mistakes + 1.0).min(OF_ALL.at_once);
+            self.all.mistakes = (self.all.mistakes + 1.0).min(self.of_all.at_once);
         }
         self.note(by, own);
         self.was_right(by);
@@ -162,9 +165,12 @@ impl State {
 }
 
 impl Guesses {
-    pub(super) fn new() -> Self {
+    /// `takes_long`: each comparison of a password.
+    pub(super) fn new(takes_long: bool) -> Self {
+        let of_all = if takes_long { OF_ALL_SLOW } else { OF_ALL };
         Self(Mutex::new(State {
-            all: Left::all_of(OF_ALL, Instant::now()),
+            of_all,
+            all: Left::all_of(of_all, Instant::now()),
             networks: LruCache::new(REMEMBERED),
             browsers: LruCache::new(REMEMBERED),
             signed_in: LruCache::new(REMEMBERED),
@@ -206,12 +212,13 @@ impl Guesses {
     /// stranger's.
     fn charge(&self, by: Guesser, now: Instant) -> Result<bool, NotSignedIn> {
         let mut state = self.state();
-        state.all.until(now, OF_ALL);
+        let of_all = state.of_all;
+        state.all.until(now, of_all);
         let (own, is_stranger) = (state.own(by, now), state.is_stranger(by));
         if let Some(wait) = own.wait(OF_ONE) {
             return Err(NotSignedIn::TooMany(wait, Met::OfOne));
         }
-        if let Some(wait) = state.all.wait(OF_ALL).filter(|_| is_stranger) {
+        if let Some(wait) = state.all.wait(of_all).filter(|_| is_stranger) {
             return Err(NotSignedIn::TooMany(wait, Met::OfAll));
         }
         state.was_wrong(by, own, is_stranger);
@@ -231,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_client_has_ten_guesses_and_then_one_in_two_seconds_and_others_are_not_slowed() {
-        let (guesses, start) = (Guesses::new(), Instant::now());
+        let (guesses, start) = (Guesses::new(false), Instant::now());
         let compared = |by, at| guesses.limited_at(by, at, WRONG) == Err(NotSignedIn::Wrong);
         let at_once = (0..300).filter(|_| compared(network_of(1), start)).count();
         assert_eq!(at_once, 10);
@@ -246,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_comparison_that_takes_long_holds_up_no_other_client_and_guesses_in_parallel_are_counted() {
-        let (guesses, start) = (Guesses::new(), Instant::now());
+        let (guesses, start) = (Guesses::new(false), Instant::now());
         let (begun, compares) = std::sync::mpsc::channel();
         let (over, end) = std::sync::mpsc::channel::<()>();
         let end = Mutex::new(end);
@@ -277,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_all_is_for_strangers_alone() {
-        let (guesses, start) = (Guesses::new(), Instant::now());
+        let (guesses, start) = (Guesses::new(false), Instant::now());
         let compared = |by, at| guesses.limited_at(by, at, WRONG) == Err(NotSignedIn::Wrong);
         let (office, scraper, browser) = (network_of(1_000), network_of(1_001), Guesser::Known(Uuid::nil()));
         assert_eq!(guesses.limited_at(office, start, || Some(())), Ok(()));
@@ -300,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_latest_clients_are_remembered_up_to_a_limit() {
-        let (guesses, start) = (Guesses::new(), Instant::now());
+        let (guesses, start) = (Guesses::new(false), Instant::now());
         let most = u32::try_from(REMEMBERED).unwrap_or(u32::MAX);
         for n in 0..=most {
             guesses.was_right(network_of(n));

@@ -273,7 +273,7 @@ impl Access {
             is_behind_proxy: serve.is_behind_proxy,
             actors: listed(&serve.actors, ACTORS),
             viewers: listed(&serve.viewers, VIEWERS),
-            guesses: Guesses::new(),
+            guesses: Guesses::new(has_users),
         })
     }
 

@@ -33,6 +33,9 @@ pub(super) struct Users {
     users: BTreeMap<String, User>,
     /// Makes what is remembered of a password useless outside of this process.
     salt: Uuid,
+    /// Held while a password is compared with bcrypt, and by nobody else: those whose password is remembered keep the
+    /// other cores.
+    turn: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -73,7 +76,7 @@ impl Users {
         if users.is_empty() {
             return Err(NoUsers::Empty { path: path_of() });
         }
-        Ok(Self { users, salt: Uuid::new_v4() })
+        Ok(Self { users, salt: Uuid::new_v4(), turn: Mutex::default() })
     }
 
     /// Whether this is the user's password.
@@ -84,6 +87,7 @@ impl Users {
         if user.and_then(right).is_some_and(|right| bool::from(right.ct_eq(&sent))) {
             return true;
         }
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // An unknown user takes as long as a known one.
         let Some(compared) = user.or_else(|| self.users.values().next()) else { return false };
         let is_right = bcrypt::verify(password, &compared.hash).unwrap_or_default();
