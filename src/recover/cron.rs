@@ -91,7 +91,7 @@ impl CronSchedule {
         Plan { ticks, next: self.after(from) }
     }
 
-    /// Returns the tick to go on with, for a schedule whose last tick lies ahead: the clock has stepped back. `None`:
+    /// Returns the tick to go on with, for a schedule: the clock has stepped back. `None`:
     /// it waits until `next`.
     fn after_a_step_back(&self, next: DateTime<Utc>, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let sooner = self.after(now).filter(|sooner| *sooner < next)?;
@@ -171,9 +171,10 @@ pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
     }
 }
 
-/// Lets schedules whose last tick lies ahead go on by the database's clock, which has stepped back.
+/// Lets schedules go on by the database's clock, which has stepped back. The error of one keeps no other from it, and
+/// is returned at the end.
 pub(crate) async fn follow_clock(store: &Store) -> Result<(), StoreError> {
-    let mut last = None;
+    let (mut last, mut first_error) = (None, None);
     loop {
         let page = store.due_schedules(last.as_ref(), true).await?;
         for DueSchedule { name, cron, time_zone, next_at, now, .. } in &page {
@@ -188,13 +189,13 @@ pub(crate) async fn follow_clock(store: &Store) -> Result<(), StoreError> {
                     "the clock of Postgres has stepped back; a schedule goes on by the new time"
                 ),
                 Err(error) if error.is_outage() => return Err(error),
-                Err(error) => failed(name, error),
+                Err(error) => drop(first_error.get_or_insert(error)),
             }
         }
         let is_last = page.len() < PAGE;
         last = page.into_iter().next_back();
         if is_last || last.is_none() {
-            return Ok(());
+            return first_error.map_or(Ok(()), Err);
         }
     }
 }

@@ -11,7 +11,10 @@
 //! - `live_jobs_that_take_long_to_read_stop_neither_the_scanner_nor_the_worker`
 //! - `one_job_that_cannot_be_reset_stops_no_other_reset`
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use super::{
     cron, report_reset,
@@ -35,6 +38,9 @@ const FORGOTTEN_AFTER: Duration = Duration::from_hours(24 * 7);
 /// The most jobs of one scan; the next scan goes on.
 const SILENT_MAX: i64 = 10_000;
 
+/// How often a worker tries to follow a clock that has stepped back, before it scans without.
+const FOLLOWED_TRIES: u32 = 5;
+
 /// Scans, if a scan is due. Returns how many jobs it reset; `None`: no scan was due.
 pub(crate) async fn scan(
     store: &Store,
@@ -46,8 +52,8 @@ pub(crate) async fn scan(
     hooks: &Hooks,
 ) -> Result<Option<usize>, StoreError> {
     let Some(is_ahead) = store.scan_due(scan_every).await? else { return Ok(None) };
-    if is_ahead {
-        follow_clock(store).await;
+    if is_ahead && !follow_clock(store).await {
+        return Ok(None);
     }
     let Some(gate) = store.scan_gate(scan_every, stale_after, SILENT_MAX).await? else { return Ok(None) };
     if gate.stale > 0 && (gate.in_grace || gate.breaker_open) {
@@ -84,19 +90,29 @@ pub(crate) async fn scan(
     made.and(forgotten.map(drop)).map(|()| Some(reset))
 }
 
-/// The scan does not depend on it: jobs of dead workers wait for that.
-async fn follow_clock(store: &Store) {
+/// Returns whether to scan now: else this worker, or another one, tries once more at its next scan. A scan hides the
+/// step from it; but jobs of dead workers wait for the scan, and it does not wait for ever.
+async fn follow_clock(store: &Store) -> bool {
+    static FAILED: AtomicU32 = AtomicU32::new(0);
     tracing::warn!(
         "the clock of Postgres has stepped back: times that lie ahead count as now, and pauses begin anew"
     );
-    for followed in [store.follow_clock().await, cron::follow_clock(store).await] {
-        if let Err(error) = followed {
-            tracing::warn!(
-                error = JobError::from(error).text(),
-                "not every time could be written anew; some work may wait for the time of before the step"
-            );
-        }
-    }
+    let followed = match cron::follow_clock(store).await {
+        Ok(()) => store.follow_clock().await,
+        failed => failed,
+    };
+    let Err(error) = followed else {
+        FAILED.store(0, Ordering::Relaxed);
+        return true;
+    };
+    let tries = FAILED.fetch_add(1, Ordering::Relaxed) + 1;
+    tracing::warn!(
+        error = JobError::from(error).text(),
+        tries,
+        tries_max = FOLLOWED_TRIES,
+        "not every time could be written anew; after the last try, some work waits for the time of before the step"
+    );
+    tries % FOLLOWED_TRIES == 0
 }
 
 /// Resets these jobs. A job that Postgres refuses to write keeps no other from its reset: the batch is halved, down to

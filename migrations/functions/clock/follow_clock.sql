@@ -4,18 +4,25 @@
 --
 -- src/store/recover/follow_clock.sql calls it: a worker that has found the last scan ahead of the clock, before it
 -- scans, so that the next one does it if this one dies. A step that is shorter than the time between scans is not
--- found, and costs no more than that.
+-- found, and costs no more than that. What was written in the last minute was written after the step.
 -- SECURITY DEFINER: a worker may not change lanes, effects and redrives.
--- Two calls at once change nothing twice. Rows that others have locked are passed over: those write times of now.
+-- Two calls at once: the second one finds a last scan that does not lie ahead, and changes nothing. Rows that others
+-- have locked are passed over: those write times of now.
 CREATE OR REPLACE FUNCTION tenure.follow_clock() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     moment CONSTANT timestamptz := clock_timestamp();
     never  CONSTANT timestamptz := '9998-01-01 00:00:00+00';
     -- The clock before the step was no earlier.
-    before CONSTANT timestamptz := (SELECT s.last_scan_at FROM tenure.scanner_state s);
+    before timestamptz;
     of     record;
 BEGIN
+    -- "tenurefc" in ASCII.
+    PERFORM pg_advisory_xact_lock(x'74656e7572656663'::bigint);
+    SELECT s.last_scan_at INTO before FROM tenure.scanner_state s;
+    IF (before > clock_timestamp()) IS NOT TRUE THEN
+        RETURN;
+    END IF;
     FOR of IN SELECT relation,
                      string_agg(format('%1$I = CASE WHEN %1$I > $1 + %2$L THEN $1 ELSE %1$I END', name, ahead),
                                 ', ') AS set,
@@ -42,6 +49,7 @@ BEGIN
               JOIN tenure.jobs j ON j.id = l.job_id
               LEFT JOIN tenure.job_executions e ON e.job_id = j.id AND e.fencing_token = j.fencing_token
              WHERE l.due_at > moment AND l.due_at < never
+               AND greatest(j.created_at, e.finished_at) NOT BETWEEN moment - interval '1 minute' AND moment
                AND (l.due_at <= before OR l.due_at <= j.created_at + interval '1 second'
                  OR e.finished_at > moment AND l.due_at > e.finished_at)
                FOR NO KEY UPDATE OF l SKIP LOCKED) p
@@ -58,10 +66,18 @@ BEGIN
               FROM tenure.jobs j
               LEFT JOIN tenure.job_executions e ON e.job_id = j.id AND e.fencing_token = j.fencing_token
              WHERE j.status = 'queued' AND j.scheduled_at > moment AND j.scheduled_at < never
+               AND greatest(j.created_at, e.finished_at) NOT BETWEEN moment - interval '1 minute' AND moment
                AND (j.scheduled_at <= before OR j.scheduled_at <= j.created_at + interval '1 second'
                  OR e.finished_at > moment AND j.scheduled_at > e.finished_at)
                FOR NO KEY UPDATE OF j SKIP LOCKED) p
      WHERE j.id = p.id;
+    UPDATE tenure.jobs j SET publish_at = moment
+     WHERE j.id = ANY (ARRAY(SELECT o.id FROM tenure.jobs o
+                              WHERE o.status = 'queued' AND o.scheduled_at <= moment AND o.publish_at > moment
+                                AND o.publish_at < never
+                                FOR NO KEY UPDATE SKIP LOCKED));
+    -- The next scan is due, and a gap precedes it.
+    UPDATE tenure.scanner_state s SET last_scan_at = moment - interval '1 day';
 END $$;
 
 REVOKE ALL ON FUNCTION tenure.follow_clock() FROM PUBLIC;

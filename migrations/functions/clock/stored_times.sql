@@ -70,7 +70,7 @@ SELECT t.relation, unnest(t.names), t.ahead, t.passes, t.rule
        ('scanner_state', '{stream_until,unserved_until}', '10 minutes', false, 'a figure gets old'),
        ('scanner_state', '{measuring_until}', '10 minutes', false, 'a measurement takes less'),
        ('schedules', '{paused_at,created_at}', NULL, true, 'shown'),
-       ('schedules', '{next_at}', NULL, true, 'recover::cron, if the last tick lies ahead'),
+       ('schedules', '{next_at}', NULL, true, 'recover::cron'),
        ('schedules', '{last_tick_at}', NULL, true, 'recover::cron'),
        ('schedules', '{changed_at}', NULL, false, 'names a version'),
        ('turns', '{until}', '10 minutes', false, 'a turn is shorter'),

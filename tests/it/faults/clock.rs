@@ -86,13 +86,13 @@ async fn wave(bench: &Bench, n: usize) -> (JobId, Vec<JobId>) {
     (waits, ids)
 }
 
-/// The steps of the clock: an hour back, to the right time, an hour ahead, and to the right time.
 /// The number of the last message that was published.
 async fn last(bench: &Bench) -> u64 {
     let mut stream = bench.js.get_stream(&bench.config.stream).await.unwrap();
     stream.info().await.unwrap().state.last_sequence
 }
 
+/// The steps of the clock: an hour back, to the right time, an hour ahead, and to the right time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere() {
     let mut bench = bench_with_servers(|config| {
