@@ -23,6 +23,8 @@ const answeredWithin = 5 * time.Second
 const (
 	// keptFor is how long requests go to one gateway, before another may get them: load spreads over new ones, too.
 	keptFor = 30 * time.Second
+	// anyFor is how long requests go to any gateway when none has answered a ping.
+	anyFor = 2 * time.Second
 	// pingEvery is how often a gateway is pinged for which a request waits, and pongWithin how long it has to answer.
 	pingEvery  = 500 * time.Millisecond
 	pongWithin = time.Second
@@ -194,6 +196,10 @@ func (w *wire) once(ctx context.Context, subject string, body []byte, within tim
 		return lost(answer.Error)
 	}
 	if answer.Error != nil {
+		// It may be this gateway's trouble alone: what follows goes to the next one that is found.
+		if answer.Error.Code == "unavailable" && to.at != "" {
+			w.forget(to)
+		}
 		return "", answer.Error
 	}
 	if err := json.Unmarshal(answer.OK, into); err != nil {
@@ -204,7 +210,7 @@ func (w *wire) once(ctx context.Context, subject string, body []byte, within tim
 
 // send sends a request to the gateway that is kept, or to another one if that has stopped.
 func (w *wire) send(ctx context.Context, subject string, body []byte, within time.Duration) (*target, *nats.Msg, error) {
-	for {
+	for again := true; ; again = false {
 		to, err := w.find(ctx, subject[:strings.LastIndex(subject, ".")])
 		if err != nil {
 			return nil, nil, err
@@ -214,6 +220,9 @@ func (w *wire) send(ctx context.Context, subject string, body []byte, within tim
 			return to, message, err
 		}
 		to.lose()
+		if !again {
+			return to, message, err
+		}
 	}
 }
 
@@ -263,7 +272,17 @@ func (w *wire) find(ctx context.Context, of string) (*target, error) {
 		}
 		return w.kept, nil
 	}
-	return newTarget("", 0), nil
+	w.kept = newTarget("", anyFor)
+	return w.kept, nil
+}
+
+// forget has the requests that follow sent to a gateway that is found anew.
+func (w *wire) forget(to *target) {
+	w.finding.Lock()
+	defer w.finding.Unlock()
+	if w.kept == to {
+		w.kept = nil
+	}
 }
 
 // watch pings a gateway while requests wait for it: one that is frozen keeps its subscriptions.

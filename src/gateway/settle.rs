@@ -130,7 +130,7 @@ impl Gateway {
         let (signer, id) = (&signer, id.as_str());
         let results = join_all(entries.iter().map(|entry| async move {
             let receipt = signer.of_entry(id, entry)?;
-            let (write, log) = (self.progress_of(&receipt, entry)?, log_of(&receipt, entry)?);
+            let (write, log) = (self.progress_of(&receipt, entry, false)?, log_of(&receipt, entry)?);
             if entry.flag("alone", false)? {
                 // That the claim is no longer current, the write says.
                 self.0.store.runs_alone(receipt.key()).await?;
@@ -140,8 +140,13 @@ impl Gateway {
         Ok(listed(queue, "report entry", results.await))
     }
 
-    /// Reads the fields of a report.
-    fn progress_of(&self, receipt: &Receipt, entry: &Fields<'_>) -> Result<ProgressWrite, Refusal> {
+    /// Reads the fields of a report. With one that `ends` its attempt, a percentage out of range would refuse the end.
+    fn progress_of(
+        &self,
+        receipt: &Receipt,
+        entry: &Fields<'_>,
+        ends: bool,
+    ) -> Result<ProgressWrite, Refusal> {
         let text = |name: &str| -> Result<Option<String>, Refusal> {
             let text: Option<String> = entry.optional(name, "a text")?;
             if text.as_ref().is_some_and(|text| text.chars().count() > TEXT_MAX) {
@@ -149,7 +154,11 @@ impl Gateway {
             }
             Ok(text)
         };
-        let percent = entry.percent("progress")?;
+        let percent = if ends {
+            entry.optional("progress", "a number")?.map(|percent: f64| percent.clamp(0.0, 100.0))
+        } else {
+            entry.percent("progress")?
+        };
         let checkpoint = entry.raw("checkpoint");
         if let Some(checkpoint) = &checkpoint {
             let most = self.0.tenure.config().checkpoint_bytes_max;
@@ -310,7 +319,7 @@ impl Gateway {
         };
         let report = entry.object("report")?;
         let log = report.as_ref().map(|report| log_of(receipt, report)).transpose()?.flatten();
-        let report = report.map(|report| self.progress_of(receipt, &report)).transpose()?;
+        let report = report.map(|report| self.progress_of(receipt, &report, true)).transpose()?;
         let ran = entry.duration("ran_ms")?.unwrap_or_default();
         let steps = entry.optional("steps", "a list of names")?;
         Ok(Said { ended, asked, report, log, steps, ran })

@@ -20,6 +20,8 @@ const READ_WITHIN_MS = 2_000;
 const FIND_WITHIN_MS = [250, 250, 500, 500, 1_000];
 /** How long requests go to one gateway, before another may get them: load spreads over new ones, too. */
 const KEPT_FOR_MS = 30_000;
+/** How long requests go to any gateway when none has answered a ping. */
+const ANY_FOR_MS = 2_000;
 /** How often a gateway is pinged for which a request waits, and how long it has to answer. */
 const PING_EVERY_MS = 500;
 const PONG_WITHIN_MS = 1_000;
@@ -153,6 +155,8 @@ export class Wire {
     // By an older gateway, which gets what is meant for others, too.
     const isOld = code === 'unknown_request' && gateway.at !== '';
     if (isOld) this.#gateway = new Gateway('');
+    // It may be this gateway's trouble alone: what follows goes to the next one that is found.
+    if (code === 'unavailable' && this.#gateway === gateway && gateway.at) this.#gateway = undefined;
     if (isOld || (retry && code !== 'hello_first')) throw new Unanswered(`${subject}: ${message}`);
     throw new ProtocolError(code, message);
   }
@@ -184,7 +188,7 @@ export class Wire {
         if (isGone(error) || this.nc.isClosed()) throw error;
       }
     }
-    return new Gateway('', 0);
+    return new Gateway('', ANY_FOR_MS);
   }
 
   /** Pings a gateway while requests wait for it: one that is frozen keeps its subscriptions. */

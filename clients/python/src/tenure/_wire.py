@@ -35,6 +35,9 @@ FIND_WITHIN = (0.25, 0.25, 0.5, 0.5, 1.0)
 KEPT_FOR = 30.0
 """How long requests go to one gateway, in seconds, before another may get them: load spreads over new ones, too."""
 
+ANY_FOR = 2.0
+"""How long requests go to any gateway, in seconds, when none has answered a ping."""
+
 PING_EVERY, PONG_WITHIN = 0.5, 1.0
 """How often a gateway is pinged for which a request waits, and how long it has to answer, in seconds."""
 
@@ -167,7 +170,7 @@ class Wire:
     async def once(self, subject: str, body: str, within: float = ANSWERED_WITHIN) -> dict[str, Any]:
         """Sends a request once."""
         try:
-            while True:
+            for is_last in (False, True):
                 gateway = await self._find(subject.rpartition(".")[0])
                 asked_at = monotonic()
                 try:
@@ -176,7 +179,7 @@ class Wire:
                 except NoRespondersError:
                     # It has stopped: another one gets the request.
                     gateway.lose()
-                    if not gateway.at:
+                    if is_last or not gateway.at:
                         raise
             answer = json.loads(message.data)
         except MaxPayloadError as error:
@@ -200,6 +203,9 @@ class Wire:
             await message.respond(b"")
         if (failed := answer.get("error")) is None:
             return dict(answer["ok"])
+        if failed["code"] == "unavailable" and self._gateway is gateway and gateway.at:
+            # It may be this gateway's trouble alone: what follows goes to the next one that is found.
+            self._gateway = None
         if failed["retry"] and failed["code"] != "hello_first":
             raise Unanswered(f"{subject}: {failed['message']}")
         if failed["code"] == "unknown_request" and gateway.at:
@@ -245,7 +251,7 @@ class Wire:
             self._watches.add(watch)
             watch.add_done_callback(self._watches.discard)
             return gateway
-        return Gateway(kept_for=0.0)
+        return Gateway(kept_for=ANY_FOR)
 
     async def _watch(self, gateway: Gateway, of: str) -> None:
         """Pings a gateway while requests wait for it: one that is frozen keeps its subscriptions."""
