@@ -464,8 +464,13 @@ impl Deliver {
             error = self.until_postgres_is_away() => return Err(error),
         };
         let error = match claimed {
-            Ok(claim) => return Ok(Ok(claim)),
-            Err(error) if error.is_locked() || error.is_outage() => return Err(error),
+            Ok(mut claim) => {
+                if let Some(claim) = &mut claim {
+                    claim.after_reset = named.cleared;
+                }
+                return Ok(Ok(claim));
+            }
+            Err(error) if error.may_pass() => return Err(error),
             Err(error) => JobError::from(error).text(),
         };
         self.store.database_time().await?;

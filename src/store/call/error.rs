@@ -143,6 +143,11 @@ impl StoreError {
         self.has_code(|code| code == "40P01")
     }
 
+    /// Whether the same statement may well succeed a moment later: the server was away, or other transactions in the way.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.is_locked() || self.is_outage() || self.has_code(|code| code.starts_with("40"))
+    }
+
     /// Whether Postgres was away, or had no room. A lock that came too late is no outage, nor is a time limit of the
     /// statement.
     pub(crate) fn is_outage(&self) -> bool {
