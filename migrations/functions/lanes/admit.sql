@@ -27,7 +27,7 @@ DECLARE
     line    text[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM FROM tenure.lane_settings s WHERE s.queue = of FOR KEY SHARE;
+        PERFORM FROM tenure.lane_settings s WHERE s.queue = of FOR SHARE;
         IF NOT FOUND THEN
             RETURN;
         END IF;

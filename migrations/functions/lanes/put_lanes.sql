@@ -5,8 +5,8 @@
 --
 -- The library calls it (src/store/lane/put_lanes.sql), and `adopt_jobs` after it.
 -- SECURITY DEFINER: the person on call does not own the table.
--- `hold_new_jobs` waits for every transaction that has inserted a job; others wait behind it for `patience` at most. Two
--- calls at once: the lock lets one in at a time. If the answer is lost, a second call puts the same.
+-- `hold_new_jobs` waits for every transaction that has inserted a job; others wait behind it for `patience` at most.
+-- Two calls at once: the lock lets one in at a time. If the answer is lost, a second call puts the same.
 CREATE OR REPLACE FUNCTION tenure.put_lanes(of text, running int, rate float8, burst float8, queue_rate float8,
                                             queue_burst float8, turns boolean, ordered boolean,
                                             patience text) RETURNS void

@@ -1,7 +1,7 @@
 //! Lanes and keys in transactions that see an older state, and in those that call twice.
 
 use serde_json::{Value, json};
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use tenure::{
     JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Worker, groups::OnFailure, lanes::Lanes,
 };
@@ -30,9 +30,12 @@ async fn a_transaction_that_does_not_see_the_lanes_of_a_queue_releases_nothing_b
         }
         let mut user = snapshot(&bench).await;
         bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
-        let enqueue = "SELECT tenure.enqueue('q', 'k', lane => 'a') FROM generate_series(1, 5)";
-        sqlx::query(enqueue).execute(&mut user).await.unwrap();
-        let admitted = sqlx::query_scalar::<_, i64>(ADMIT).fetch_one(&mut user).await;
+        // The lane has no row yet, whose change would tell.
+        let lane = if before.is_some() { "b" } else { "a" };
+        let enqueue = format!("SELECT tenure.enqueue('q', 'k', lane => '{lane}') FROM generate_series(1, 5)");
+        sqlx::query(AssertSqlSafe(enqueue)).execute(&mut user).await.unwrap();
+        let admit = ADMIT.replace("{a}", &format!("{{{lane}}}"));
+        let admitted = sqlx::query_scalar::<_, i64>(AssertSqlSafe(admit)).fetch_one(&mut user).await;
         if before.is_none() {
             assert_eq!(admitted.unwrap(), 0);
             sqlx::raw_sql("COMMIT").execute(&mut user).await.unwrap();
