@@ -96,7 +96,6 @@ pub(super) async fn run(cli: &Cli, command: &QueuesCommand) -> anyhow::Result<Ex
                 Output::Table => print::line(list(&queues, &tenure.store().fleet().await?)),
             }
         }
-        // `cells` runs it.
         QueuesCommand::Lanes(args) => lanes::run(cli, &tenure, args).await?,
         QueuesCommand::Pause { queues, create } => code = pause(cli, &tenure, queues, *create).await?,
         QueuesCommand::Resume { queues } => code = resume(cli, &tenure, queues).await?,
