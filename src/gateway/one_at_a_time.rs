@@ -81,16 +81,16 @@ mod tests {
     fn the_end_of_a_turn_wakes_one_who_waits_for_its_key_and_leaves_no_key_behind() {
         let table = OneAtATime::default();
         let [first, other] = [1, 2].map(|key| table.turn(key).now_or_never());
-        let wakes = Arc::new(Wakes::default());
-        let waker = Waker::from(wakes.clone());
+        let woken = Arc::new(Wakes::default());
+        let waker = Waker::from(woken.clone());
         let mut waiting: Vec<_> = (0..100).map(|_| Box::pin(table.turn(1))).collect();
         for turn in &mut waiting {
             assert!(turn.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
         drop(other);
-        assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "the turn of another key has ended");
+        assert_eq!(woken.0.load(Ordering::SeqCst), 0, "the turn of another key has ended");
         drop(first);
-        assert_eq!(wakes.0.load(Ordering::SeqCst), 1, "its turn has ended");
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1, "its turn has ended");
         drop(waiting);
         assert_eq!(table.keys().len(), 0, "keys that no one uses");
         assert!(pin!(table.turn(1)).now_or_never().is_some(), "the next one waits for no one who gave up");

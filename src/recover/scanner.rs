@@ -112,7 +112,7 @@ async fn follow_clock(store: &Store) -> bool {
         tries_max = FOLLOWED_TRIES,
         "not every time could be written anew; after the last try, some work waits for the time of before the step"
     );
-    tries % FOLLOWED_TRIES == 0
+    tries.is_multiple_of(FOLLOWED_TRIES)
 }
 
 /// Resets these jobs. A job that Postgres refuses to write keeps no other from its reset: the batch is halved, down to

@@ -323,7 +323,7 @@ impl Store {
         self.at_read_committed(query(FORGET_LANES).bind(queue.to_owned())).await
     }
 
-    /// Runs a statement that changes which queues have lanes: see migrations/functions/lanes/hold_new_jobs.sql.
+    /// Runs a statement that changes which queues have lanes: see `migrations/functions/lanes/hold_new_jobs.sql`.
     async fn at_read_committed(
         &self,
         change: Query<'static, Postgres, PgArguments>,
