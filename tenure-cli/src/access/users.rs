@@ -30,7 +30,7 @@ pub(crate) enum NoUsers {
 /// The users of a file.
 #[derive(Debug)]
 pub(super) struct Users {
-    users: BTreeMap<String, User>,
+    by_name: BTreeMap<String, User>,
     /// Makes what is remembered of a password useless outside of this process.
     salt: Uuid,
     /// Held while a password is compared with bcrypt, and by nobody else: those whose password is remembered keep the
@@ -76,12 +76,12 @@ impl Users {
         if users.is_empty() {
             return Err(NoUsers::Empty { path: path_of() });
         }
-        Ok(Self { users, salt: Uuid::new_v4(), turn: Mutex::default() })
+        Ok(Self { by_name: users, salt: Uuid::new_v4(), turn: Mutex::default() })
     }
 
     /// Whether this is the user's password.
     pub(super) fn is(&self, name: &str, password: &str) -> bool {
-        let user = self.users.get(name);
+        let user = self.by_name.get(name);
         let sent = hash(&format!("{}{name}:{password}", self.salt));
         let right = |user: &User| *user.right.lock().unwrap_or_else(PoisonError::into_inner);
         if user.and_then(right).is_some_and(|right| bool::from(right.ct_eq(&sent))) {
@@ -89,7 +89,7 @@ impl Users {
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // An unknown user takes as long as a known one.
-        let Some(compared) = user.or_else(|| self.users.values().next()) else { return false };
+        let Some(compared) = user.or_else(|| self.by_name.values().next()) else { return false };
         let is_right = bcrypt::verify(password, &compared.hash).unwrap_or_default();
         let Some(user) = user.filter(|_| is_right) else { return false };
         *user.right.lock().unwrap_or_else(PoisonError::into_inner) = Some(sent);
@@ -98,7 +98,7 @@ impl Users {
 
     /// The cookies of the browsers of this user. A new password ends them.
     pub(super) fn cookies(&self, name: &str) -> Option<&Cookies> {
-        let user = self.users.get(name)?;
+        let user = self.by_name.get(name)?;
         Some(user.cookies.get_or_init(|| Cookies::of(name, &user.hash)))
     }
 }
