@@ -143,7 +143,7 @@ impl StoreError {
         self.has_code(|code| code == "40P01")
     }
 
-    /// Whether the same statement may well succeed a moment later: the server was away, or other transactions in the way.
+    /// Whether the same statement may succeed a moment later: the server was away, or other transactions in the way.
     pub(crate) fn may_pass(&self) -> bool {
         self.is_locked() || self.is_outage() || self.has_code(|code| code.starts_with("40"))
     }
