@@ -49,7 +49,8 @@ GRANT INSERT (at, job_id) ON tenure.job_expiries TO tenure_producer;
 GRANT INSERT (job_id, tag) ON tenure.job_tags TO tenure_producer;
 -- These run with the rights of the schema's owner. Groups: which new job waits for which, and how many may share a message.
 -- A signal writes an event of a live job, once for each name, and wakes that job; as a person's it is noted in the audit, by
--- the name that the program says. By it a producer can approve whatever waits, if it knows the job: it may read the ids.
+-- the name that the program says. A producer can so
+-- approve any job that waits: it may read the ids of all live jobs.
 -- `unpublished` hands a job to the relay when NATS did not take its message. By it a producer can have any queued job
 -- published again, which is harmless, or an hour later.
 GRANT EXECUTE ON FUNCTION tenure.link_jobs(uuid[], uuid[], uuid), tenure.add_followers(uuid[], text[], uuid),

@@ -189,7 +189,7 @@ pub(crate) async fn follow_clock(store: &Store) -> Result<(), StoreError> {
                     "the clock of Postgres has stepped back; a schedule goes on by the new time"
                 ),
                 Err(error) if error.is_outage() => return Err(error),
-                Err(error) => drop(first_error.get_or_insert(error)),
+                Err(error) => first_error = first_error.or(Some(error)),
             }
         }
         let is_last = page.len() < PAGE;

@@ -4,7 +4,7 @@
 --
 -- src/store/recover/follow_clock.sql calls it: a worker that has found the last scan ahead of the clock, before it
 -- scans, so that the next one does it if this one dies. A step that is shorter than the time between scans is not
--- found, and costs no more than that. What was written in the last minute was written after the step.
+-- found, and costs no more than that. What a job's row or attempt says of the last minute was written after the step.
 -- SECURITY DEFINER: a worker may not change lanes, effects and redrives.
 -- Two calls at once: the second one finds a last scan that does not lie ahead, and changes nothing. Rows that others
 -- have locked are passed over: those write times of now.

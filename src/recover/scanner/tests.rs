@@ -2,8 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+use serde_json::json;
+
 use super::*;
-use crate::proof::{Logs, Place, place, seconds};
+use crate::{
+    JobRequest,
+    proof::{Logs, Place, place, seconds},
+    schedules::{Overlap, Schedule},
+};
 
 async fn scan_if_due(place: &Place) -> Option<usize> {
     let (store, nats) = (place.tenure.store(), place.tenure.nats());
@@ -160,6 +166,67 @@ async fn no_stored_time_lies_further_ahead_than_it_may_once_the_clock_has_steppe
             );
             assert_eq!(place.value(&left).await, "true", "{pause} {by}: a pause keeps its length");
         }
+    }
+}
+
+/// Before the step: a retry's pause, a hand-back to the relay, and schedules whose next tick lies an hour ahead, one of
+/// which is locked. After it: a delay that a caller has chosen.
+#[tokio::test]
+async fn a_step_back_of_the_clock_is_followed_once_until_it_is_done_and_spares_what_came_after_it() {
+    let place = place().await;
+    let store = place.tenure.store();
+    let [pauses, handed_back, chosen] = [place.job().await, place.job().await, place.job().await];
+    for name in ["waits", "locked"] {
+        let every_minute = Schedule::new(name, "* * * * *", JobRequest::new("q", "k", json!(1)));
+        place.tenure.put_schedule(every_minute.overlap(Overlap::Queue)).await.unwrap();
+    }
+    let due = |job: JobId, created: &str, scheduled: &str, publish: &str| {
+        format!(
+            "UPDATE tenure.jobs SET created_at = now() + interval '{created}', published_at = NULL,
+                    scheduled_at = now() + interval '{scheduled}', publish_at = now() + interval '{publish}'
+              WHERE id = '{job}'"
+        )
+    };
+    for sql in [
+        due(pauses, "59 min", "61 min", "61 min"),
+        format!(
+            "INSERT INTO tenure.job_executions
+                    (job_id, fencing_token, attempt, claim_id, worker_id, started_at, finished_at, outcome)
+             SELECT '{pauses}', fencing_token, 1, gen_random_uuid(), 'w', now(), now() + interval '60 min', 'retried'
+               FROM tenure.jobs WHERE id = '{pauses}'"
+        ),
+        due(handed_back, "-3 h", "-2 h", "55 min"),
+        due(chosen, "-1 s", "10 min", "10 min"),
+        format!(
+            "UPDATE tenure.schedules SET next_at = now() + interval '1 h', last_tick_at = now() - interval '1 day',
+                    last_job_id = '{chosen}'"
+        ),
+        "UPDATE tenure.scanner_state SET last_scan_at = now() + interval '60 min'".into(),
+    ] {
+        place.execute(&sql).await;
+    }
+    let moved = |name: &str| {
+        format!("SELECT next_at < now() + interval '2 min' FROM tenure.schedules WHERE name = '{name}'")
+    };
+    let mut open = place.pool.begin().await.unwrap();
+    let lock = "SELECT FROM tenure.schedules WHERE name = 'locked' FOR UPDATE";
+    sqlx::query(lock).execute(&mut *open).await.unwrap();
+    assert_eq!(scan_if_due(&place).await, None, "it tries once more");
+    assert_eq!(place.value(&moved("waits")).await, "true", "although its last job lives");
+    assert_eq!(place.value("SELECT last_scan_at > now() FROM tenure.scanner_state").await, "true");
+    open.rollback().await.unwrap();
+    // Another worker that has found the same step comes later.
+    assert!(scan_if_due(&place).await.is_some());
+    store.follow_clock().await.unwrap();
+    assert_eq!(place.value(&moved("locked")).await, "true");
+    for (job, from, to) in
+        [(pauses, "50 s", "61 s"), (handed_back, "-1 min", "0 s"), (chosen, "9 min", "10 min")]
+    {
+        let lies = format!(
+            "SELECT publish_at BETWEEN now() + interval '{from}' AND now() + interval '{to}' FROM tenure.jobs
+              WHERE id = '{job}'"
+        );
+        assert_eq!(place.value(&lies).await, "true", "from {from} to {to}");
     }
 }
 
