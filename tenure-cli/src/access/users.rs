@@ -33,8 +33,8 @@ pub(super) struct Users {
     by_name: BTreeMap<String, User>,
     /// Makes what is remembered of a password useless outside of this process.
     salt: Uuid,
-    /// A comparison with bcrypt holds it, so that one core at most makes them. A user whose remembered password is right
-    /// does not wait for it.
+    /// A comparison with bcrypt holds it, so that one core at most makes them. A user whose password is remembered does
+    /// not wait for it.
     turn: Mutex<()>,
 }
 
