@@ -111,14 +111,14 @@ run-test:
 	PYTHONPATH=$(CURDIR)/.tools/python scripts/test --locked --all-features $(TESTS) || \
 		{ [ -n "$(CI)" ] && PYTHONPATH=$(CURDIR)/.tools/python scripts/test --again; }
 
-# Runs the tests that depend on Postgres, without pg_basebackup. The user of Postgres may not read a home folder, so a copy runs.
+# Runs the tests of statements, functions, plans and errors, without pg_basebackup. The user of Postgres may not read a home
+# folder, so a copy runs.
 run-test-postgres:
 	@scripts/setup postgres-$(POSTGRES)
 	@copy=$$(mktemp -d) && chmod 755 $$copy && cp -r .tools/postgres-$(POSTGRES)/native $$copy/postgres && \
 		TENURE_PG_BIN=$$copy/postgres/bin $(MAKE) --no-print-directory run-test \
-			TESTS="--test it -- schema:: plans:: claim:: batches:: effects:: recover:: retention:: queues:: schedules:: dead:: quarantine:: tags:: logs:: \
-				enqueue:: submit:: cancel:: ends:: sql:: sql_attempts:: sql_lanes:: migrations:: verify:: faults::postgres faults::answers \
-				gateway::a_job gateway::each_outcome gateway::a_claim dashboard::with dashboard::every_page"; \
+			TESTS="--lib --test it -- store:: recover:: run:: client:: enqueue:: schema:: plans:: migrations:: claim:: effects:: \
+				sql:: sql_attempts:: sql_lanes:: retention:: verify:: faults::answers gateway::a_job gateway::each_outcome"; \
 		code=$$?; rm -rf $$copy; exit $$code
 
 run-chaos:

@@ -106,7 +106,7 @@ impl Browser {
             "goog:chromeOptions": { "args": [
                 "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                "--disable-dev-shm-usage", "--hide-scrollbars",
+                "--disable-dev-shm-usage", "--hide-scrollbars", "--force-prefers-reduced-motion",
                 format!("--blink-settings=preferredColorScheme={}", u8::from(!prefers_dark)),
                 format!("--window-size={width},{height}"),
                 format!("--user-data-dir={}", folder.path().display()),
