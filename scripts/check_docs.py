@@ -8,7 +8,8 @@
 - docs/SUMMARY.md lists every page once, and every page it lists exists;
 - code under `<!-- from FILE: NAME -->` equals the text in that file between `ANCHOR: NAME` and `ANCHOR_END: NAME`
   (or the whole file, without a name), without its common indentation;
-- the file and the anchor of every {{#include}} exist.
+- the file and the anchor of every {{#include}} exist;
+- a row that begins with a file and a function (`src/x.rs` `f`) names a function of that file.
 """
 
 import pathlib
@@ -104,6 +105,13 @@ def check_code(page, write):
     return count
 
 
+def check_functions(page):
+    for file, name in set(re.findall(r"^\| `(src/[\w/]+\.rs)` `(?:\w+::)*(\w+)`", page.read_text(), re.M)):
+        path = ROOT / file
+        if not path.is_file() or not re.search(rf"\bfn {name}\b", path.read_text()):
+            fail(page, f"{file} has no function {name}")
+
+
 def check_summary():
     summary = DOCS / "SUMMARY.md"
     named = re.findall(r"\]\(([^)#]+\.md)\)", summary.read_text())
@@ -119,6 +127,8 @@ def main(write):
     links = sum(check_links(page) for page in pages)
     blocks = sum(check_code(page, write) for page in pages)
     check_summary()
+    for page in pages:
+        check_functions(page)
     for text in wrong:
         print(text, file=sys.stderr)
     if wrong:
