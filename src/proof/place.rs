@@ -9,7 +9,7 @@ use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, LazyLock, Mutex, OnceLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -93,6 +93,7 @@ pub(crate) async fn place() -> Place {
 }
 
 pub(crate) async fn place_with(change: impl FnOnce(&mut Config)) -> Place {
+    LazyLock::force(&SUBSCRIBERS);
     let shared = tokio::task::spawn_blocking(shared).await.unwrap();
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     create(&shared.servers.postgres.url(), &format!("CREATE DATABASE p{n} TEMPLATE {TEMPLATE}")).await;
@@ -245,6 +246,11 @@ impl Place {
     }
 }
 
+/// While a process has one subscriber, `tracing` asks the thread that first meets an event for its own: the thread of a
+/// test that records no log has none, and so switches the event off for all. While a process has two, it asks both.
+static SUBSCRIBERS: LazyLock<[tracing::Dispatch; 2]> =
+    LazyLock::new(|| std::array::from_fn(|_| tracing::Dispatch::new(tracing_subscriber::registry())));
+
 /// The log lines of a test's thread, from level DEBUG.
 #[derive(Clone, Default)]
 pub(crate) struct Logs(Arc<Mutex<Vec<u8>>>);
@@ -252,6 +258,7 @@ pub(crate) struct Logs(Arc<Mutex<Vec<u8>>>);
 impl Logs {
     /// Records until the guard is dropped.
     pub(crate) fn record(&self) -> tracing::subscriber::DefaultGuard {
+        LazyLock::force(&SUBSCRIBERS);
         let logs = self.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::DEBUG)

@@ -121,6 +121,8 @@ async fn leave_all(payload: Value, ctx: JobContext) -> Result<Outcome, JobError>
 /// On one thread, so that the log has what tenure's tasks and the clients of both servers say.
 #[tokio::test]
 async fn no_server_and_no_log_has_a_plain_byte() {
+    // Beside another subscriber, as in `logs::what_a_handler_logs_is_kept_if_the_worker_keeps_it`.
+    let _another = tracing::Dispatch::new(tracing_subscriber::registry());
     let log = Log::default();
     let writer = log.clone();
     let subscriber =
