@@ -55,6 +55,28 @@ pub async fn claimed(bench: &Bench, job: JobId) -> String {
     format!("'{job}', {token}, '{claim}'")
 }
 
+/// Programs, and the workers of the release before while a schema is migrated, call functions by their signature. A
+/// changed contract has a new name, and `signatures.txt` a line more; a part that only other functions call may change.
+#[tokio::test]
+async fn a_function_that_others_call_keeps_its_signature() {
+    let bench = bench().await;
+    let is: Vec<String> = sqlx::query_scalar(
+        "SELECT format('%s(%s) -> %s', proname, pg_get_function_arguments(oid), pg_get_function_result(oid))
+           FROM pg_proc
+          WHERE pronamespace = 'tenure'::regnamespace AND prorettype <> 'trigger'::regtype
+            AND (has_function_privilege('public', oid, 'EXECUTE') OR strpos($1, 'tenure.' || proname || '(') > 0)
+          ORDER BY proname",
+    )
+    .bind(include_str!("../../postgres/roles.sql"))
+    .fetch_all(&bench.pool)
+    .await
+    .unwrap();
+    let kept: Vec<&str> = include_str!("signatures.txt").lines().collect();
+    let gone: Vec<_> = kept.iter().filter(|line| !is.iter().any(|is| is == **line)).collect();
+    let new: Vec<_> = is.iter().filter(|line| !kept.contains(&line.as_str())).collect();
+    assert!(gone.is_empty() && new.is_empty(), "gone or changed: {gone:#?}\nnew: {new:#?}");
+}
+
 async fn enqueued(bench: &Bench) -> JobId {
     JobId(bench.value("SELECT tenure.enqueue('q', 'k')").await)
 }
