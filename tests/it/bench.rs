@@ -4,9 +4,12 @@ use std::{process::Stdio, time::Duration};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::{sync::Semaphore, time::timeout};
 
 use crate::harness::{Bench, bench};
+
+/// Limits the benches that run at a time: each takes what it gets of the processor, and the tests beside it wait.
+static AT_ONCE: Semaphore = Semaphore::const_new(2);
 
 /// The measurements of a bench.
 struct Report(Value);
@@ -37,6 +40,7 @@ impl Report {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
+    let _one_of_few = AT_ONCE.acquire().await.unwrap();
     let bench = bench().await;
     bench.tenure.enqueue(tenure::JobRequest::new("users", "own", Value::Null)).await.unwrap();
     let works = ["one-by-one", "tasks", "batches", "drain", "mixed", "recovery"];
@@ -64,6 +68,7 @@ async fn the_bench_measures_the_users_own_servers_and_removes_what_it_made() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bench_measures_how_soon_a_job_begins_by_each_way_to_enqueue_it() {
+    let _one_of_few = AT_ONCE.acquire().await.unwrap();
     let bench = bench().await;
     bench.tenure.enqueue(tenure::JobRequest::new("users", "own", Value::Null)).await.unwrap();
     let arguments =
@@ -111,6 +116,7 @@ async fn nothing_is_left(bench: &Bench, messages: u64) {
 /// Interrupted in the middle of each kind of work, the bench removes that work's rows, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bench_that_is_interrupted_removes_what_it_made() {
+    let _one_of_few = AT_ONCE.acquire().await.unwrap();
     let bench = bench().await;
     let under_way = [
         ("one-by-one", "EXISTS (SELECT FROM pg_tables WHERE tablename LIKE 'bench_raw%')"),
@@ -140,6 +146,7 @@ async fn a_bench_that_is_interrupted_removes_what_it_made() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
+    let _one_of_few = AT_ONCE.acquire().await.unwrap();
     let bench = bench().await;
     let works = ["batches", "memory", "progress", "age", "--finished", "10000"];
     let mut command = bench.program(&["bench", "--jobs", "1000", "--runs", "1"]);
@@ -166,6 +173,7 @@ async fn the_bench_starts_servers_of_its_own_and_prints_a_table() {
 /// Private servers, whose stream the bench deletes; fleets, whose work both servers count.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_bench_deletes_its_own_stream_and_counts_what_idle_workers_do() {
+    let _one_of_few = AT_ONCE.acquire().await.unwrap();
     let bench = bench().await;
     let mut command =
         bench.program(&["bench", "relay", "idle", "grow", "--quick", "--jobs", "1000", "--slots", "50"]);

@@ -104,7 +104,7 @@ async fn world(
 ) -> Bench {
     // Timers of a test: a stale job is recovered in a second or two.
     config.timing.stale_after = Duration::from_millis(1_500);
-    config.timing.scan_every = Duration::from_millis(300);
+    config.timing.scan_every = Duration::from_secs(1);
     config.timing.ack_wait = Duration::from_secs(4);
     config.timing.flush_every = Duration::from_millis(50);
     config.timing.keepalive_every = Duration::from_millis(200);
