@@ -68,7 +68,7 @@ async fn write_all(store: &Store, batch: Vec<ProgressWrite>) -> Vec<Result<Optio
                 answers.extend(written.into_iter().map(Ok));
             }
             // Postgres refuses one report: the others must still be signs of life.
-            Err(error) if part.len() > 1 && error.is_the_datas_fault() => halve(part, &mut rest),
+            Err(error) if part.len() > 1 && error.may_be_of_one_row() => halve(part, &mut rest),
             Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
     }

@@ -30,7 +30,7 @@ use crate::{
     },
     store::{
         ProgressWrite, Store, StoreError,
-        batch::{ITEMS_MAX, fitting},
+        batch::{ITEMS_MAX, fitting, halve},
     },
 };
 
@@ -323,36 +323,7 @@ impl Heartbeat {
                 }
                 Ok((sent_at, answers))
             }
-            // Postgres refuses one report. Its job and the others must still show a sign of life.
-            Err(error) if error.is_the_datas_fault() => {
-                let mut answers = Vec::with_capacity(batch.len());
-                let mut rest = jobs.iter().zip(batch);
-                while let Some((job, one)) = rest.next() {
-                    let mut answer = self.shared.store.progress(std::slice::from_ref(&one)).await;
-                    if let Err(error) = &answer
-                        && error.is_the_datas_fault()
-                    {
-                        tracing::error!(parent: job.span.clone(), %error,
-                            "Postgres refused a progress report; the report is dropped");
-                        answer = self.shared.store.progress(&[nothing(job)]).await;
-                    }
-                    match answer {
-                        Ok(answer) => {
-                            let answer = answer.first().copied().flatten();
-                            if answer.is_none() {
-                                put_back(job, one);
-                            }
-                            answers.push(answer);
-                        }
-                        Err(error) => {
-                            put_back(job, one);
-                            rest.for_each(|(job, one)| put_back(job, one));
-                            return Err(error);
-                        }
-                    }
-                }
-                Ok((sent_at, answers))
-            }
+            Err(error) if error.may_be_of_one_row() => Ok((sent_at, self.send_in_parts(jobs, batch).await?)),
             Err(error) => {
                 for (job, earlier) in jobs.iter().zip(batch) {
                     put_back(job, earlier);
@@ -360,6 +331,46 @@ impl Heartbeat {
                 Err(error)
             }
         }
+    }
+
+    /// Sends reports of which Postgres refuses one: the others must still be signs of life, and its job's, too.
+    async fn send_in_parts(
+        &self,
+        jobs: &[Arc<RunningJob>],
+        batch: Vec<ProgressWrite>,
+    ) -> Result<Vec<Option<bool>>, StoreError> {
+        let mut answers: Vec<Option<bool>> = Vec::with_capacity(batch.len());
+        let mut parts = vec![batch];
+        while let Some(part) = parts.pop() {
+            let jobs = &jobs[answers.len()..];
+            let mut answer = self.shared.store.progress(&part).await;
+            if let ([_], Err(error)) = (part.as_slice(), &answer)
+                && error.is_the_datas_fault()
+            {
+                tracing::error!(parent: jobs[0].span.clone(), %error,
+                    "Postgres refused a progress report; the report is dropped");
+                answer = self.shared.store.progress(&[nothing(&jobs[0])]).await;
+            }
+            match answer {
+                Err(error) if error.may_be_of_one_row() && part.len() > 1 => halve(part, &mut parts),
+                Err(error) if !error.may_be_of_one_row() => {
+                    let unsent = part.into_iter().chain(parts.into_iter().rev().flatten());
+                    jobs.iter().zip(unsent).for_each(|(job, write)| put_back(job, write));
+                    return Err(error);
+                }
+                answer => {
+                    // Of a row that cannot be written, the report waits, and the job is cut off in time.
+                    let written = answer.unwrap_or_else(|_| vec![None]);
+                    for ((job, write), answer) in jobs.iter().zip(part).zip(&written) {
+                        if answer.is_none() {
+                            put_back(job, write);
+                        }
+                    }
+                    answers.extend(written);
+                }
+            }
+        }
+        Ok(answers)
     }
 
     /// Asks Postgres which of these jobs this worker still owns, and cancels the handlers of the others. `write` names

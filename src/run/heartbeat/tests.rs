@@ -179,6 +179,37 @@ async fn a_refused_report_silences_neither_its_own_job_nor_another() {
     assert!(one.job.pulse().trying_since.is_none() && other.pulse().trying_since.is_none());
 }
 
+/// A broken page refuses each write of its row, whatever the report says.
+#[tokio::test]
+async fn a_row_that_cannot_be_written_silences_no_other_job() {
+    let one = one().await;
+    let mut jobs = vec![one.job.clone()];
+    for _ in 0..4 {
+        jobs.push(one.place.running(WORKER).await);
+    }
+    let broken = format!(
+        "CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             RAISE EXCEPTION 'broken' USING ERRCODE = 'XX001'; END $$;
+         CREATE TRIGGER broken BEFORE UPDATE ON tenure.jobs FOR EACH ROW WHEN (OLD.id = '{}')
+             EXECUTE FUNCTION broken()",
+        one.job.key.job
+    );
+    for sql in broken.split_inclusive("$$;") {
+        one.place.execute(sql).await;
+    }
+    for turn in 0..jobs.len() {
+        jobs.rotate_left(turn);
+        jobs.iter().for_each(|job| Heartbeat::report(job, half(job)));
+        one.heartbeat.write(&jobs).await.unwrap();
+        for job in &jobs {
+            let is_broken = job.key.job == one.job.key.job;
+            assert_eq!((job.pulse().pending.is_some(), job.is_lost()), (is_broken, false));
+            assert_eq!(job.pulse().trying_since.is_some(), is_broken);
+        }
+    }
+    assert_eq!(one.place.value("SELECT count(*) FROM tenure.jobs WHERE progress = 50").await, "4");
+}
+
 /// The worker does not try each job alone after a statement that failed as a whole.
 #[tokio::test]
 async fn reports_of_a_statement_that_fails_for_another_reason_than_their_data_wait_together() {
