@@ -626,6 +626,8 @@ async fn the_jobs_of_a_message_that_names_several_come_alone() {
     let worker = Foreign::start(&bench, "one").await;
     let jobs = (0..32).map(|n| JobRequest::new("q", "k", json!(n)));
     bench.tenure.enqueue_many(jobs).await.unwrap();
+    // By its subject it names 64 jobs; by its body none.
+    bench.publish("q.+64.k", "no ticket").await;
     let mut seen = std::collections::BTreeSet::new();
     while seen.len() < 32 {
         for job in worker.take(4, 2_000).await {
@@ -634,6 +636,8 @@ async fn the_jobs_of_a_message_that_names_several_come_alone() {
             assert_eq!(worker.settle(&job, json!({"outcome": "complete"})).await, json!("settled"));
         }
     }
+    assert_eq!(worker.take(4, 500).await, Vec::<Value>::new());
+    assert_eq!(bench.count("tenure.dead_letter_jobs WHERE category = 'malformed'").await, 1);
     bench.until_stream_is_empty(Duration::from_secs(5)).await;
 }
 
