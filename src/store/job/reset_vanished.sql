@@ -7,7 +7,8 @@
 -- subscriber. A job's heartbeat also proves that its owner is alive.
 -- The statement resets nothing while owners have time to write (a grace, or one that the next scan will start;
 -- an open breaker), nor when more than half of the workers, and more than three, look gone at once: the workers
--- are then rarely the cause. The scanner resets the jobs after stale_after.
+-- are then rarely the cause. The scanner resets the jobs after stale_after. Only workers that can be probed count:
+-- anybody can say hello to a gateway under many names.
 -- SKIP LOCKED: another prober holds the row; or a dead worker's transaction still holds it, for a while.
 -- Made of parts: `scripts/statement reset_vanished` prints it whole.
 WITH calm AS (
@@ -19,7 +20,7 @@ WITH calm AS (
        AND (SELECT count(*) FILTER (WHERE last_seen_at < statement_timestamp() - 2 * renew_every)
                        <= greatest(3, count(*) / 2)
               FROM tenure.workers
-             WHERE last_seen_at > statement_timestamp() - interval '10 minutes')
+             WHERE last_seen_at > statement_timestamp() - interval '10 minutes' AND probe_subject IS NOT NULL)
 ), vanished AS MATERIALIZED (
     SELECT w.worker_id, w.renew_every FROM tenure.workers w
      WHERE w.worker_id = ANY ($1::text[])

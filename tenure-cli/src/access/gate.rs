@@ -9,7 +9,7 @@ use axum::http::HeaderMap;
 use axum_extra::extract::cookie::CookieJar;
 
 use super::{Access, For, NotServed, Refused, Who};
-use tenure::internals::{Repeats, Serve};
+use tenure::internals::{Repeats, Serve, http::network};
 
 /// The most characters of a refused request's path in the log.
 const LOGGED_PATH_MAX: usize = 200;
@@ -57,7 +57,7 @@ impl Gate {
         let sent = |name: &str| jar.get(name).map(|is| is.value().to_owned());
         let who = self.access.who(client, headers, what, sent);
         let who = who.inspect_err(|why| self.log(why, client, peer, path))?;
-        Ok(Who { client: format!("{} {client}", who.name), ..who })
+        Ok(Who { client: format!("{} {}", who.name, network(client)), ..who })
     }
 
     /// The challenge for a browser or a program without credentials.
