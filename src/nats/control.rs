@@ -15,7 +15,7 @@ use super::{
     connect::{Nats, NatsError},
     hints::WatchRequest,
 };
-use crate::{config::OWN_SUBJECTS, job::JobId};
+use crate::{config::OWN_SUBJECTS, job::JobId, observe::repeats};
 
 /// The longest that a probe waits for an answer. A process that takes longer is not gone.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -246,7 +246,12 @@ impl Control {
                         Ok(Announcement { turns: true, .. }) => return Some(Announced::Turns),
                         Ok(Announcement { schedules: true, .. }) => return Some(Announced::Schedules),
                         Ok(announcement) => return Some(Announced::Cancelled(announcement.cancelled)),
-                        Err(error) => tracing::warn!(%error, "ignored an announcement that tenure did not write"),
+                        Err(error) => {
+                            if let Some(left_out) = repeats::tell("announcement", &"") {
+                                tracing::warn!(%error, left_out,
+                                    "ignored an announcement that tenure did not write");
+                            }
+                        }
                     }
                 }
             }

@@ -83,7 +83,7 @@ impl AskedStream {
             let Some(reply) = message.reply else { continue };
             // The gateway has rights that the sender lacks: it must not publish to the stream, or ask its API, for it.
             if !reply.starts_with(INBOX) {
-                if let Some(left_out) = repeats::tell("gateway reply", &message.subject) {
+                if let Some(left_out) = repeats::tell("gateway reply", &INBOX) {
                     tracing::warn!(subject = %message.subject, %reply, left_out,
                         "the gateway ignored a request: its reply subject does not begin with {INBOX}");
                 }

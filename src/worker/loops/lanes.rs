@@ -124,8 +124,9 @@ impl Work for Tidy {
             self.turns.wait_for(Turn::Relay).await;
             if self.turns.has_expiries()
                 && let Err(error) = lanes::expire(&self.store, &self.hooks).await
+                && let Some(left_out) = repeats::tell("end expired jobs", &error)
             {
-                tracing::debug!(%error, "could not end expired jobs; the worker will retry");
+                tracing::warn!(%error, left_out, "could not end expired jobs; the worker will retry");
             }
             looks = looks.wrapping_add(1);
             if self.turns.has_lanes()

@@ -104,9 +104,13 @@ impl Work for Look {
                     }
                     Went::Well
                 }
+                Err(error) if error.is_unavailable() => Went::Unsaid,
                 Err(error) => {
-                    tracing::debug!(%error, "could not look for vanished workers; the worker will retry");
-                    if error.is_unavailable() { Went::Unsaid } else { Went::Badly }
+                    if let Some(left_out) = repeats::tell("look for vanished workers", &error) {
+                        tracing::warn!(%error, left_out,
+                            "could not look for vanished workers; the worker will retry");
+                    }
+                    Went::Badly
                 }
             };
             self.turns.note(Turn::Vanished, went, began);

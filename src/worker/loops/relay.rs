@@ -40,9 +40,12 @@ impl Relay {
             // A job whose publication failed is due again in a second; until then there is nothing to do.
             Ok(0) => Went::Unsaid,
             Ok(_) => Went::Well,
+            Err(error) if error.is_postgres_away() => Went::Unsaid,
             Err(error) => {
-                tracing::debug!(%error, "relay");
-                if error.is_postgres_away() { Went::Unsaid } else { Went::Badly }
+                if let Some(left_out) = repeats::tell("publish due jobs", &error) {
+                    tracing::warn!(%error, left_out, "could not publish due jobs; the worker will retry");
+                }
+                Went::Badly
             }
         };
         self.turns.note(Turn::Relay, went, began);
