@@ -97,6 +97,14 @@ async fn a_worker_without_a_subscriber_on_two_looks_is_gone() {
     silent_for(&place, 2.5, "nobody").await;
     assert_eq!(look_once(&place).await, 0);
     assert_ne!(of(&place, "suspected_at").await, "");
+    // Somebody said hello to a gateway under ten names, and fell silent.
+    place
+        .execute(
+            "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, renew_every, last_seen_at) \
+             SELECT 'made-up-' || n, 'h', 1, '{q}', 1, '0', interval '4 s', clock_timestamp() - interval '10 s' \
+               FROM generate_series(1, 10) n",
+        )
+        .await;
     // Two fifths of a renewal apart; meanwhile other workers look, every fifth.
     for (suspected, probed, reset) in [(0.2, 0.3, 0), (0.6, 0.05, 0), (0.6, 0.3, 1)] {
         set(&place, "suspected_at", suspected).await;

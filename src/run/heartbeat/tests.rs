@@ -199,7 +199,9 @@ async fn a_row_that_cannot_be_written_silences_no_other_job() {
     }
     for turn in 0..jobs.len() {
         jobs.rotate_left(turn);
-        jobs.iter().for_each(|job| Heartbeat::report(job, half(job)));
+        for job in &jobs {
+            Heartbeat::report(job, half(job));
+        }
         one.heartbeat.write(&jobs).await.unwrap();
         for job in &jobs {
             let is_broken = job.key.job == one.job.key.job;
