@@ -1,5 +1,7 @@
 //! The drawing of a group: live, at 375 pixels, and by keyboard.
 
+use std::time::Duration;
+
 use fantoccini::key::Key;
 use serde_json::{Value, json};
 use tenure::{JobContext, JobError, JobRequest, KindOptions, Worker};
@@ -9,7 +11,7 @@ use super::{
     browser::{Browser, Look},
     calm,
 };
-use crate::harness::Running;
+use crate::harness::{Running, bench_with};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_drawing_of_a_group_moves_fits_a_phone_and_is_used_by_keyboard() {
@@ -105,7 +107,8 @@ async fn a_person_signals_an_event_on_the_page_of_the_job_that_waits_for_it() {
 /// Of a large group the page reads the oldest waits, says so, and stays live.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_of_a_group_that_is_read_in_part_does_not_say_that_all_have_ended() {
-    let bench = calm().await;
+    // One statement links 20,001 jobs.
+    let bench = bench_with(|config| config.timing.database_within = Duration::from_secs(10)).await;
     let graph = bench.tenure.graph();
     let first = graph.add(JobRequest::new("q", "fetch", json!(1)));
     for _ in 0..20_001 {

@@ -93,6 +93,7 @@ async fn requests_without_answers_and_answers_without_requests_double_no_effect(
 async fn jobs_end_while_their_worker_is_cut_off_from_nats() {
     let bench = bench_with(|config| {
         timers(config);
+        config.timing.scan_every = Duration::from_millis(300);
         config.timing.ack_wait = Duration::from_secs(5);
     })
     .await;

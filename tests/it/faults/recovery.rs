@@ -66,7 +66,11 @@ async fn rows_that_cannot_be_reset_stop_no_other_reset() {
 /// A whole node is gone; new jobs must not wait behind its old ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_jobs_of_a_lost_node_are_reset_and_a_new_job_does_not_wait_for_them() {
-    let bench = bench_with(|config| config.timing.stale_after = Duration::from_secs(3)).await;
+    let bench = bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(3);
+        config.timing.scan_every = Duration::from_millis(300);
+    })
+    .await;
     orphans(&bench, 10_000, "1 min").await;
     bench.tenure.setup(&["urgent".into()]).await.unwrap();
     open_the_gate(&bench).await;
