@@ -323,7 +323,7 @@ impl Heartbeat {
                 }
                 Ok((sent_at, answers))
             }
-            Err(error) if error.may_be_of_one_row() => Ok((sent_at, self.send_in_parts(jobs, batch).await?)),
+            Err(error) if is_of_one_row(&error) => Ok((sent_at, self.send_in_parts(jobs, batch).await?)),
             Err(error) => {
                 for (job, earlier) in jobs.iter().zip(batch) {
                     put_back(job, earlier);
@@ -333,7 +333,8 @@ impl Heartbeat {
         }
     }
 
-    /// Sends reports of which Postgres refuses one: the others must still be signs of life, and its job's, too.
+    /// Sends reports of which Postgres refuses one: the others are still signs of life. If it refuses the report's
+    /// values, and not the row, so is a write without them.
     async fn send_in_parts(
         &self,
         jobs: &[Arc<RunningJob>],
@@ -352,8 +353,8 @@ impl Heartbeat {
                 answer = self.shared.store.progress(&[nothing(&jobs[0])]).await;
             }
             match answer {
-                Err(error) if error.may_be_of_one_row() && part.len() > 1 => halve(part, &mut parts),
-                Err(error) if !error.may_be_of_one_row() => {
+                Err(error) if is_of_one_row(&error) && part.len() > 1 => halve(part, &mut parts),
+                Err(error) if !is_of_one_row(&error) => {
                     let unsent = part.into_iter().chain(parts.into_iter().rev().flatten());
                     jobs.iter().zip(unsent).for_each(|(job, write)| put_back(job, write));
                     return Err(error);
@@ -555,6 +556,12 @@ impl Drop for Unsent<'_> {
             put_back(job, write);
         }
     }
+}
+
+/// Whether Postgres refuses one row of a statement and would write the others. The statement passes over locked rows: a
+/// lock that it waits for is the whole table's.
+pub(crate) fn is_of_one_row(error: &StoreError) -> bool {
+    error.may_be_of_one_row() && !error.is_locked()
 }
 
 /// Puts an unwritten report back. Fields that were reported since stay.
