@@ -304,6 +304,7 @@ impl Gateway {
         body: &[u8],
     ) -> Result<(String, Option<Vec<Receipt>>), Refusal> {
         let request = Fields::request(body)?;
+        request.only_of(name)?;
         if let Err(error) = crate::job::check_queue(queue) {
             return Err(Refusal::new(Code::BadRequest, error.to_string()));
         }

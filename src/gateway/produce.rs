@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use super::{
     Gateway, WAIT_MAX,
-    protocol::{Code, Fields, Refusal, json},
+    protocol::{Code, Fields, OF_EVERY_JOB, Refusal, json},
 };
 use crate::{
     EnqueueError, Tenure,
@@ -18,9 +18,6 @@ use crate::{
     job::{JobId, Status, actor::Actor},
     store::{JobRow, groups::Signalled},
 };
-
-/// The fields that every new job may have.
-const OF_EVERY_JOB: [&str; 6] = ["kind", "payload", "max_attempts", "lane", "priority", "tags"];
 
 /// The bytes of an answer that are not the output.
 const OVERHEAD: usize = 8_192;
@@ -57,7 +54,7 @@ impl From<EnqueueError> for Refusal {
 
 /// Reads a job of a step, which has no field but these.
 pub(super) fn job_in(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
-    of.only(&[&OF_EVERY_JOB[..], &["queue"]].concat())?;
+    of.only("a job", &[&OF_EVERY_JOB[..], &["queue"]].concat())?;
     if of.optional::<String>("queue", "a text")?.is_some_and(|named| named != queue) {
         return Err(of.wrong("queue", "the queue of the job itself, or absent"));
     }
@@ -83,7 +80,6 @@ fn every_job(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
 
 impl Gateway {
     pub(super) async fn enqueue(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
-        request.only(&[&OF_EVERY_JOB[..], &["key", "delay_ms", "run_at", "traceparent", "v"]].concat())?;
         let mut job = every_job(queue, request)?;
         if let Some(key) = request.optional::<String>("key", "a text")? {
             job = job.unique_key(key);

@@ -20,6 +20,34 @@ pub(super) const REQUESTS: Requests = Requests {
     of_producers: &["ping", "enqueue", "job", "wait", "cancel", "signal"],
 };
 
+/// The fields that every new job may have.
+pub(super) const OF_EVERY_JOB: [&str; 6] = ["kind", "payload", "max_attempts", "lane", "priority", "tags"];
+
+/// The fields that a request may have besides `v`.
+fn fields_of(request: &str) -> Vec<&'static str> {
+    let of_attempt = |more: &[&'static str]| [&["worker", "job", "token", "receipt", "name"], more].concat();
+    match request {
+        "hello" => vec!["worker", "hostname", "language", "version", "pid", "slots", "kinds"],
+        "take" => vec!["worker", "slots", "wait_ms", "kinds"],
+        "payload" => vec!["worker", "job", "token", "receipt", "part"],
+        "report" => vec!["worker", "reports"],
+        "settle" => vec!["worker", "settles"],
+        "beat" => vec!["worker", "draining", "running", "as_of"],
+        "ping" | "goodbye" => vec!["worker"],
+        "recorded" => of_attempt(&[]),
+        "step" => of_attempt(&["result", "took_ms"]),
+        "sleep" => of_attempt(&["lasts_ms"]),
+        "event" => of_attempt(&["within_ms"]),
+        "all" => of_attempt(&["jobs"]),
+        "outputs" => of_attempt(&["after"]),
+        "enqueue" => [&OF_EVERY_JOB[..], &["key", "delay_ms", "run_at", "traceparent"]].concat(),
+        "job" | "cancel" => vec!["job"],
+        "wait" => vec!["job", "wait_ms"],
+        "signal" => vec!["job", "name", "payload"],
+        _ => Vec::new(),
+    }
+}
+
 /// Why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Code {
@@ -211,15 +239,22 @@ impl<'b> Fields<'b> {
         Ok(Some(Self { at: format!("{}{name}.", self.at), of }))
     }
 
-    /// Refuses a field of another name: its sender counts on it.
-    pub(super) fn only(&self, known: &[&str]) -> Result<(), Refusal> {
+    /// Refuses a request with a field of another name: its sender counts on it.
+    pub(super) fn only_of(&self, request: &str) -> Result<(), Refusal> {
+        let known = fields_of(request);
+        let about = if request == "enqueue" { "a job".to_owned() } else { format!("`{request}`") };
+        self.only(&about, &[&known[..], &["v"]].concat())
+    }
+
+    /// Refuses a field of another name.
+    pub(super) fn only(&self, of: &str, known: &[&str]) -> Result<(), Refusal> {
         let mut unknown: Vec<_> = self.names().filter(|name| !known.contains(name)).collect();
         unknown.retain(|name| self.get(name).is_some());
         unknown.sort_unstable();
         match unknown.first() {
             None => Ok(()),
             Some(name) => Err(Refusal::bad(format!(
-                "\"{}{}\" is no field of a job; those are {}",
+                "\"{}{}\" is no field of {of}; those are {}",
                 self.at,
                 shortened(name),
                 known.join(", ")

@@ -46,6 +46,11 @@ const LOCKED_MAX: usize = 8;
 const LOCKED_AGAIN: Duration = Duration::from_millis(150);
 /// How often old extensions are forgotten.
 const EXTENDED_PRUNED_EVERY: Duration = Duration::from_secs(5);
+/// The fields of each entry of a `report` and a `settle`, of a report, and of a settle.
+const OF_ENTRY: [&str; 3] = ["job", "token", "receipt"];
+const OF_REPORT: [&str; 5] = ["stage", "progress", "message", "checkpoint", "log"];
+const OF_SETTLE: [&str; 10] =
+    ["outcome", "output", "error", "after_ms", "awaits", "left_ms", "began", "report", "steps", "ran_ms"];
 /// The most characters of a stage and of a message.
 const TEXT_MAX: usize = 100_000;
 
@@ -91,6 +96,7 @@ struct Said {
 /// Reads what an attempt has printed so far, or the end of it, from a report.
 fn log_of(receipt: &Receipt, report: &Fields<'_>) -> Result<Option<LogWrite>, Refusal> {
     let Some(log) = report.object("log")? else { return Ok(None) };
+    log.only("a log", &["text", "is_cut"])?;
     let (text, is_cut) = (log.value("text", "a text")?, log.flag("is_cut", false)?);
     Ok(Some(LogWrite { key: receipt.key(), text, is_cut }))
 }
@@ -131,6 +137,7 @@ impl Gateway {
         let (signer, id) = (&signer, id.as_str());
         let results = join_all(entries.iter().map(|entry| async move {
             let receipt = signer.of_entry(id, entry)?;
+            entry.only("a report", &[&OF_ENTRY[..], &OF_REPORT, &["alone"]].concat())?;
             let (write, log) = (self.progress_of(&receipt, entry, false)?, log_of(&receipt, entry)?);
             if entry.flag("alone", false)? {
                 // That the claim is no longer current, the write says.
@@ -280,6 +287,7 @@ impl Gateway {
         let (signer, id) = (&signer, id.as_str());
         let results = join_all(entries.iter().map(|entry| async move {
             let receipt = signer.of_entry(id, entry)?;
+            entry.only("a settle", &[&OF_ENTRY[..], &OF_SETTLE].concat())?;
             let said = self.said(&receipt, entry)?;
             self.settle_one(&receipt, said).await
         }));
@@ -319,6 +327,7 @@ impl Gateway {
             _ => return Err(entry.wrong("outcome", expected)),
         };
         let report = entry.object("report")?;
+        report.as_ref().map_or(Ok(()), |report| report.only("the report of a settle", &OF_REPORT))?;
         let log = report.as_ref().map(|report| log_of(receipt, report)).transpose()?.flatten();
         let report = report.map(|report| self.progress_of(receipt, &report, true)).transpose()?;
         let ran = entry.duration("ran_ms")?.unwrap_or_default();

@@ -101,6 +101,7 @@ impl Kinds {
                 return Err(Refusal::new(Code::BadRequest, error.to_string()));
             }
             let rules = object.object(name)?.ok_or_else(|| object.wrong(name, "an object"))?;
+            rules.only("the rules of a kind", &["stale_after_ms", "on_crash", "history"])?;
             let stale_after = rules.duration("stale_after_ms")?.unwrap_or(timing.stale_after);
             if let Err(error) = timing.validate_kind(stale_after, None) {
                 return Err(Refusal::new(

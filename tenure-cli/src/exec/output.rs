@@ -16,6 +16,19 @@ use tokio_util::{
 const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// The fields whose loss would be the loss of a job's result.
 const KEPT: [&str; 3] = ["\"settle\"", "\"output\"", "\"checkpoint\""];
+/// The fields of a line that settles a job.
+const OF_SETTLE: [&str; 10] = [
+    "settle",
+    "output",
+    "after_seconds",
+    "error",
+    "last",
+    "claim_id",
+    "stage",
+    "progress",
+    "message",
+    "checkpoint",
+];
 
 /// Streams the lines of a pipe to its end. An unreadable line does not hide the lines after it.
 pub(crate) fn lines(pipe: impl AsyncRead + Unpin) -> impl Stream<Item = Result<Bytes, Unread>> + Unpin {
@@ -152,7 +165,14 @@ impl Line {
         let json_of = |name: &str| field(name).filter(|json| *json != "null").map(str::to_owned);
         let (checkpoint, output) = (json_of("checkpoint"), json_of("output"));
         let is_report = stage.is_some() || percent.is_some() || message.is_some() || checkpoint.is_some();
-        let settle = field("settle").map(|verdict| Settlement::read(verdict, &field, &text_of));
+        let unknown = fields.keys().filter(|name| !OF_SETTLE.contains(&name.as_str())).min();
+        let settle = field("settle").map(|verdict| match unknown {
+            Some(name) => {
+                let known = OF_SETTLE.join(", ");
+                Err(format!("{name:?} is no field of a line with settle; those are {known}"))
+            }
+            None => Settlement::read(verdict, &field, &text_of),
+        });
         let claim_id = text_of("claim_id");
         Self {
             stage,

@@ -197,6 +197,13 @@ async fn a_line_that_cannot_settle_the_job_says_why_and_ends_the_process() {
             r#"{"settle": "snooze", "claim_id": "CLAIM", "after_seconds": -1}"#,
             format!("{settled}after_seconds is -1; write a number of seconds, 0 or more"),
         ),
+        (
+            r#"{"settle": "retry", "claim_id": "CLAIM", "error": "busy", "after": 60}"#,
+            format!(
+                "{settled}\"after\" is no field of a line with settle; those are settle, output, after_seconds, \
+                 error, last, claim_id, stage, progress, message, checkpoint"
+            ),
+        ),
     ] {
         let id = enqueue(&bench, "raw", json!(line)).await;
         assert_eq!(first_error(&bench, id).await, error, "{line}");
