@@ -86,6 +86,9 @@ impl TenureBuilder {
     ///
     /// The client must reconnect for ever, and must not be connected with `no_echo`; its user must have the right to
     /// subscribe to its inbox prefix. tenure neither drains nor closes the client; drain it after [`Tenure::close`].
+    ///
+    /// An acknowledgement that this client holds when its connection breaks goes to the server that is there next. If
+    /// that one's stream went back, it may remove a message that was accepted since. tenure's own client sends none.
     pub fn nats(mut self, client: Client) -> Self {
         self.nats = Some(client);
         self

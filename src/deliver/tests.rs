@@ -505,6 +505,23 @@ fn parts(place: &Place, jobs: &[JobId], names: usize) -> Vec<Delivery> {
     Delivery::made_up(place.tenure.nats(), (subject, body), Some(jobs[0]), 9, 1).split().into()
 }
 
+/// Else it would wait for that many free slots, and so would the next messages.
+#[tokio::test]
+async fn a_message_whose_body_names_fewer_jobs_than_its_subject_takes_one_slot() {
+    let place = place().await;
+    let job = JobId::generate();
+    let of = |jobs: usize, body: String| {
+        let subject = format!("{}.q.+{jobs}.k", place.config.subject_prefix);
+        Delivery::made_up(place.tenure.nats(), (subject, body), Some(job), 1, 1)
+    };
+    let two = serde_json::json!({"job_id": job, "dispatch": 1, "more": [[JobId::generate(), 1]]}).to_string();
+    assert_eq!(of(2, two.clone()).jobs(), 2);
+    for stranger in [of(64, two), of(64, "{}".into()), of(64, "\u{fffd}".into())] {
+        assert_eq!(stranger.jobs(), 1);
+        assert_eq!(stranger.split().len(), 1);
+    }
+}
+
 /// The relay publishes a job that must wait, so that its message does not.
 #[tokio::test]
 async fn each_job_of_a_message_has_its_own_answer() {

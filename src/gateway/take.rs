@@ -356,14 +356,10 @@ impl Gateway {
         deliveries: Vec<Delivery>,
         kinds: &Kinds,
     ) -> Taken {
-        let (several, mut deliveries): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(|of| of.jobs > 1);
+        let (several, deliveries): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(|of| of.jobs() > 1);
         for message in several {
-            let (parts, whole): (Vec<_>, Vec<_>) =
-                message.split().into_iter().partition(|of| of.part.is_some());
-            // Its body is not what its subject says: it becomes a dead letter.
-            deliveries.extend(whole);
             // The answer to such a message waits for all of its jobs, in one process: the relay publishes each alone.
-            for left in deliver.hand_back(parts).await {
+            for left in deliver.hand_back(message.split().into()).await {
                 left.receipt.send(ack_for(&Missed::Unanswered, left.deliveries)).await;
             }
         }

@@ -8,6 +8,8 @@
 //!   holds when the line breaks is gone with it: the client would send it to the server that is there next.
 //! - An answer leaves at once if its message was requested while this line was up, and arrived less than [`FRESH_FOR`]
 //!   ago. In between no server has restarted that the line leads to, nor one behind it: that takes longer.
+//! - A process that was frozen does not know how long a message has lain in its socket: it counts none as fresh that it
+//!   reads in the next seconds.
 //! - Each other answer waits until the stream has shown, over the line, that its sequence still belongs to its message.
 //!
 //! An answer that is lost is harmless: NATS redelivers the message, and the claim finds its job as it is.
@@ -15,7 +17,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -41,6 +43,10 @@ use crate::observe::repeats;
 /// How long after its arrival a message is answered without a look. A server that lost what it had written has come up
 /// again since, and the leader of several is elected by a timer of four seconds or more.
 const FRESH_FOR: Duration = Duration::from_secs(2);
+/// How often the process notes that it runs, and after how long without a note it counts as frozen. The timer of an
+/// election leaves room for both this and [`FRESH_FOR`].
+const NOTED_EVERY: Duration = Duration::from_millis(100);
+const FROZEN_AFTER: Duration = Duration::from_secs(1);
 /// The most answers that wait.
 const WAITING_MAX: usize = 65_536;
 /// How many looks are on their way at once.
@@ -65,6 +71,29 @@ pub(super) struct Line {
     connects: Option<u64>,
     id: u64,
     made_at: Instant,
+    wake: Mutex<Wake>,
+}
+
+/// When the process last noted that it runs, and when it noted that it had been frozen.
+#[derive(Debug)]
+struct Wake {
+    noted_at: Instant,
+    woke_at: Option<Instant>,
+}
+
+impl Wake {
+    fn note(&mut self, now: Instant) {
+        if now.duration_since(self.noted_at) >= FROZEN_AFTER {
+            self.woke_at = Some(now);
+        }
+        self.noted_at = now;
+    }
+
+    /// Whether the process has not been frozen since then, and for this long before it.
+    fn was_awake(&self, since: Instant, before: Duration, now: Instant) -> bool {
+        now.duration_since(self.noted_at) < FROZEN_AFTER
+            && self.woke_at.is_none_or(|woke_at| since >= woke_at + before)
+    }
 }
 
 impl std::fmt::Debug for Line {
@@ -83,7 +112,32 @@ impl Line {
 
     /// Whether a message that was requested over it and arrived then may be answered without a look.
     pub(super) fn is_fresh(&self, arrived_at: Instant) -> bool {
-        arrived_at.elapsed() < FRESH_FOR && self.is_up()
+        // What is read right after a freeze may have arrived before it.
+        self.has_held(arrived_at, FRESH_FOR)
+    }
+
+    /// Whether an answer of the stream to what was asked then still holds.
+    fn proves(&self, asked_at: Instant) -> bool {
+        self.has_held(asked_at, Duration::ZERO)
+    }
+
+    fn has_held(&self, since: Instant, before: Duration) -> bool {
+        let now = Instant::now();
+        let is_recent = now.duration_since(since) < FRESH_FOR && self.is_up();
+        is_recent && self.wake().was_awake(since, before, now)
+    }
+
+    fn wake(&self) -> MutexGuard<'_, Wake> {
+        self.wake.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the process runs, for as long as the line is up.
+    async fn note(line: Weak<Self>) {
+        while let Some(line) = line.upgrade().filter(|line| line.is_up()) {
+            line.wake().note(Instant::now());
+            drop(line);
+            sleep(NOTED_EVERY).await;
+        }
     }
 
     /// Names the line and an arrival, for a receipt that leaves the process.
@@ -130,7 +184,9 @@ impl Dial {
             Self::Own(own) => (connect_once(&own.0, own.1.clone(), broken.clone()).await?, None),
         };
         let context = jetstream::new(client.clone());
-        let line = Line { client, context, broken, connects, id: rand::random(), made_at: Instant::now() };
+        let made_at = Instant::now();
+        let wake = Mutex::new(Wake { noted_at: made_at, woke_at: None });
+        let line = Line { client, context, broken, connects, id: rand::random(), made_at, wake };
         line.is_up().then_some(line)
     }
 }
@@ -323,6 +379,7 @@ impl Sender {
                 continue;
             };
             pause = AGAIN_AFTER;
+            tokio::spawn(Line::note(Arc::downgrade(&line)));
             self.lines.send_replace(Some(line.clone()));
             let goes_on = self.serve(&line).await;
             self.lines.send_replace(None);
@@ -394,8 +451,7 @@ impl Sender {
         match look(line, &self.stream, answer).await {
             Ok(Seen::Same) => {
                 let kind = Bytes::from(answer.kind);
-                let is_proven = line.is_fresh(asked_at);
-                is_proven && line.client.publish(answer.reply.clone(), kind).await.is_ok()
+                line.proves(asked_at) && line.client.publish(answer.reply.clone(), kind).await.is_ok()
             }
             Ok(Seen::None) => true,
             Ok(Seen::Another) => {
@@ -425,5 +481,35 @@ impl Sender {
                 false
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_frozen_knows_the_arrival_of_no_message_that_it_reads_then() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut wake = Wake { noted_at: start, woke_at: None };
+        wake.note(at(100));
+        assert!(wake.was_awake(at(50), FRESH_FOR, at(150)));
+        // Frozen from here. The reader may come before the note.
+        let read_at = at(9_000);
+        assert!(!wake.was_awake(read_at, FRESH_FOR, read_at));
+        wake.note(at(9_010));
+        assert!(
+            !wake.was_awake(read_at, FRESH_FOR, at(9_020))
+                && !wake.was_awake(read_at, Duration::ZERO, at(9_020))
+        );
+        assert!(wake.was_awake(at(9_020), Duration::ZERO, at(9_030)), "a look after it proves");
+        for millis in [9_500, 10_200, 11_000] {
+            wake.note(at(millis));
+        }
+        assert!(
+            !wake.was_awake(at(10_900), FRESH_FOR, at(11_100))
+                && wake.was_awake(at(11_050), FRESH_FOR, at(11_100))
+        );
     }
 }

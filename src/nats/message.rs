@@ -38,8 +38,9 @@ pub(crate) struct Delivery {
     pub(crate) deliveries: i64,
     /// The number of undelivered messages of its queue at this delivery.
     pub(crate) pending: u64,
-    /// How many jobs the message names.
-    pub(crate) jobs: usize,
+    /// The jobs that the message names, each with its dispatch, if it names several. It is empty, too, if the body names
+    /// another number of jobs than the subject: such a message is malformed.
+    several: Vec<(JobId, i32)>,
     /// The job and its dispatch, if this is the part of one job in a message that names several.
     pub(crate) part: Option<(JobId, i32)>,
     pub(crate) receipt: Receipt,
@@ -62,8 +63,8 @@ impl Delivery {
         let jetstream::Message { message, context: lent } = message;
         *context = Some(lent);
         let (sequence, published_ns, deliveries, pending) = numbers?;
-        Ok(Self {
-            jobs: jobs_of(&message.subject),
+        let mut delivery = Self {
+            several: Vec::new(),
             part: None,
             subject: message.subject.into_string(),
             body: message.payload,
@@ -88,32 +89,48 @@ impl Delivery {
                 nats: nats.clone(),
                 shared: None,
             },
-        })
+        };
+        delivery.several = delivery.read_several().unwrap_or_default();
+        Ok(delivery)
     }
 
-    /// Divides a message that names several jobs into one part for each. The parts share its ack. A message whose body
-    /// names another number of jobs than its subject stays whole, and is malformed.
-    pub(crate) fn split(self) -> VecDeque<Self> {
-        let read = serde_json::from_slice::<TicketBody>(&self.body).ok();
+    /// It may have arrived at any time since then.
+    pub(super) fn arrived_after(mut self, at: Instant) -> Self {
+        self.receipt.arrived_at = at;
+        self
+    }
+
+    fn read_several(&self) -> Option<Vec<(JobId, i32)>> {
+        let jobs = jobs_of(&self.subject);
+        let body = (jobs > 1).then(|| serde_json::from_slice::<TicketBody>(&self.body).ok())??;
         let is_named = |job: JobId| self.header(JOB_ID).is_some_and(|id| id.parse() == Ok(job));
-        let read = read.filter(|body| {
-            self.jobs > 1 && body.more.len() + 1 == self.jobs && !body.cleared && is_named(body.job_id)
-        });
+        (body.more.len() + 1 == jobs && !body.cleared && is_named(body.job_id))
+            .then(|| std::iter::once((body.job_id, body.dispatch)).chain(body.more).collect())
+    }
+
+    /// How many jobs the message names.
+    pub(crate) fn jobs(&self) -> usize {
+        self.several.len().max(1)
+    }
+
+    /// Divides a message that names several jobs into one part for each. The parts share its ack.
+    pub(crate) fn split(mut self) -> VecDeque<Self> {
+        let several = std::mem::take(&mut self.several);
         let subject = self.subject.rsplit_once(SEVERAL);
-        let (Some(body), Some((before, after))) = (read, subject) else { return [self].into() };
+        let (false, Some((before, after))) = (several.is_empty(), subject) else { return [self].into() };
         let subject = format!("{before}{}", after.split_once('.').unwrap_or_default().1);
-        let shared = Arc::new(Shared::of(self.jobs));
+        let shared = Arc::new(Shared::of(several.len()));
         let part = |(place, part)| Self {
             subject: subject.clone(),
             body: Bytes::new(),
             headers: HeaderMap::new(),
             unreadable: None,
-            jobs: 1,
+            several: Vec::new(),
             part: Some(part),
             receipt: Receipt { shared: Some((shared.clone(), place)), ..self.receipt.clone() },
             ..self
         };
-        std::iter::once((body.job_id, body.dispatch)).chain(body.more).enumerate().map(part).collect()
+        several.into_iter().enumerate().map(part).collect()
     }
 
     /// A header's value. The case of its name does not matter.

@@ -17,7 +17,7 @@
 //! for the server: it would drop messages on their way, and no worker would get them for a whole `ack_wait` (seen: one
 //! or two of 2,000 when a worker stopped under load).
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, future::poll_fn, sync::Arc, time::Duration};
 
 use async_nats::{
     StatusCode, Subscriber,
@@ -106,6 +106,8 @@ pub(crate) struct Pull {
     unanswered: u32,
     /// A message that was read from the subscriber and not handled yet.
     next_message: Option<async_nats::Message>,
+    /// When the subscriber last had no message: those that it has now have arrived since.
+    empty_at: Instant,
 }
 
 impl Pull {
@@ -134,6 +136,7 @@ impl Pull {
             requested_at: Instant::now(),
             unanswered: 0,
             next_message: None,
+            empty_at: Instant::now(),
         }
     }
 
@@ -166,8 +169,17 @@ impl Pull {
             let give_up_at = self.waits_since().unwrap_or(silent_at) + ROOM_WITHIN;
             let Some(subscriber) = self.subscriber.as_mut() else { continue };
             let next_message = self.next_message.take();
+            let (empty_at, mut has_waited) = (&mut self.empty_at, false);
+            let next = poll_fn(|context| {
+                let next = subscriber.poll_next_unpin(context);
+                if next.is_pending() || has_waited {
+                    // It woke this task: its message has arrived just now.
+                    (*empty_at, has_waited) = (Instant::now(), true);
+                }
+                next
+            });
             tokio::select! { biased;
-                message = async { if next_message.is_some() { next_message } else { subscriber.next().await } } => {
+                message = async { if next_message.is_some() { next_message } else { next.await } } => {
                     let Some(message) = message else {
                         self.subscriber = None;
                         return Ok(Pulled::Broken("the subscription was closed".into()));
@@ -246,7 +258,7 @@ impl Pull {
 
     /// Whether the first jobs of this message may start before there is a slot for each.
     fn splits(&self, message: &Delivery) -> bool {
-        self.takes_part || message.jobs > self.slots.slots()
+        self.takes_part || message.jobs() > self.slots.slots()
     }
 
     /// Gives free slots to the jobs that wait, in order.
@@ -255,10 +267,10 @@ impl Pull {
         let room = held + self.slots.available(0);
         let mut jobs = self.rest.len();
         for (_, message) in &self.waiting {
-            if jobs + message.jobs > room && !self.splits(message) {
+            if jobs + message.jobs() > room && !self.splits(message) {
                 break;
             }
-            jobs += message.jobs;
+            jobs += message.jobs();
         }
         let mut slots = self.held.split_off(held - held.min(jobs));
         if jobs > held {
@@ -267,7 +279,7 @@ impl Pull {
         // The claim says why a job that came without room may not start. A message of several waits, and goes back.
         if slots.is_empty()
             && self.rest.is_empty()
-            && self.waiting.front().is_some_and(|(_, first)| first.jobs == 1)
+            && self.waiting.front().is_some_and(|(_, first)| first.jobs() == 1)
         {
             slots.extend(self.slots.take_for_message());
         }
@@ -440,11 +452,11 @@ impl Pull {
     /// Takes a message that has arrived. Adds the jobs that have a slot to `deliveries`.
     fn arrived(&mut self, delivery: Delivery, deliveries: &mut Vec<(Delivery, Slot)>) {
         self.requested = self.requested.saturating_sub(1);
-        self.each = match delivery.jobs {
+        self.each = match delivery.jobs() {
             more if more > self.each => more,
             fewer => self.each - (self.each - fewer).div_ceil(4),
         };
-        if delivery.jobs == 1
+        if delivery.jobs() == 1
             && !self.waits()
             && let Some(slot) = self.held.pop()
         {
@@ -458,9 +470,14 @@ impl Pull {
     /// Adds the messages that have arrived already and have a slot.
     fn with_more(&mut self, mut pulled: Pulled) -> Pulled {
         if let Pulled::Deliveries(deliveries) = &mut pulled {
-            while deliveries.len() < TOGETHER_MAX && self.requested > 0 && !self.waits() {
+            while deliveries.len() < TOGETHER_MAX && !self.waits() {
                 let Some(subscriber) = self.subscriber.as_mut() else { break };
-                let Some(Some(message)) = subscriber.next().now_or_never() else { break };
+                let next = if self.requested > 0 { subscriber.next().now_or_never() } else { None };
+                let Some(message) = next else {
+                    self.empty_at = Instant::now();
+                    break;
+                };
+                let Some(message) = message else { break };
                 if !is_job(&message) {
                     self.next_message = Some(message);
                     break;
@@ -476,7 +493,8 @@ impl Pull {
     }
 
     fn delivery(&mut self, message: async_nats::Message) -> Result<Delivery, async_nats::Error> {
-        Delivery::new(&self.nats, self.line.clone(), &mut self.context, message)
+        let delivery = Delivery::new(&self.nats, self.line.clone(), &mut self.context, message)?;
+        Ok(delivery.arrived_after(self.empty_at.into_std()))
     }
 
     /// Of an old inbox, whose requests may be older than the connection for answers.
