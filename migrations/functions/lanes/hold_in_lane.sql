@@ -3,8 +3,8 @@
 --
 -- The triggers of such queues call it, which `hold_new_jobs` creates; the argument says whether the lanes are ordered.
 -- SECURITY DEFINER: a producer may not write to lanes.
--- One wake for all due jobs that a transaction adds to a lane: `tenure.woken` keeps the lane until the transaction
--- ends.
+-- One wake for all due jobs that a transaction adds to a lane: `tenure.woken` keeps the last lanes, some hundred, until
+-- the transaction ends.
 CREATE OR REPLACE FUNCTION tenure.hold_in_lane() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -15,18 +15,19 @@ DECLARE
     place      CONSTANT bigint := CASE WHEN due >= never THEN NULL
                                        WHEN is_ordered THEN 0
                                        WHEN is_due THEN (extract(epoch FROM due) * 1000000)::bigint END;
-    woken_lane text;
+    woken      CONSTANT text := coalesce(current_setting('tenure.woken', true), '');
+    this_lane  text;
 BEGIN
     NEW.lane := coalesce(NEW.lane, '');
     NEW.priority := coalesce(NEW.priority, 0);
     INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, place, due_at)
     VALUES (NEW.id, NEW.queue, NEW.lane, CASE WHEN is_ordered THEN 0 ELSE NEW.priority END, place, due);
-    woken_lane := NEW.queue || ' ' || NEW.lane;
-    IF due < never AND (NOT is_due OR current_setting('tenure.woken', true) IS DISTINCT FROM woken_lane) THEN
+    this_lane := format(E'\n%s %s\n', NEW.queue, NEW.lane);
+    IF due < never AND (NOT is_due OR strpos(woken, this_lane) = 0) THEN
         INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
         VALUES (due, NEW.queue, NEW.lane, CASE WHEN place IS NULL THEN NEW.id END);
         IF is_due THEN
-            PERFORM set_config('tenure.woken', woken_lane, true);
+            PERFORM set_config('tenure.woken', right(woken, 4000) || this_lane, true);
         END IF;
     END IF;
     NEW.dispatch := CASE WHEN NEW.published_at IS NULL THEN NEW.dispatch ELSE 0 END;

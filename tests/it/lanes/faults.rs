@@ -480,3 +480,23 @@ async fn a_worker_that_dies_or_freezes_after_it_released_a_job_delays_it_and_run
         bench.every_job_is_as_it_must_be().await;
     }
 }
+
+/// A wake for each of a hundred thousand jobs would keep `tend_lanes` from all other lanes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_wakes_each_of_its_lanes_once() {
+    let bench = bench().await;
+    bench.tenure.put_lanes("q", Lanes::new().running(2)).await.unwrap();
+    let mut user = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let mut tx = user.begin().await.unwrap();
+    let jobs = (0..60).map(|n| job(["a", "b", "c"][n as usize % 3], n, 0));
+    bench.tenure.enqueue_many(jobs).tx(&mut tx).await.unwrap();
+    // What a part that is rolled back has woken is woken again.
+    for (end, lane) in [("ROLLBACK TO part", "d"), ("RELEASE part", "d"), ("RELEASE part", "a")] {
+        sqlx::raw_sql("SAVEPOINT part").execute(&mut *tx).await.unwrap();
+        bench.tenure.enqueue(job(lane, 1, 0)).tx(&mut tx).await.unwrap();
+        sqlx::raw_sql(end).execute(&mut *tx).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    assert_eq!(bench.text("SELECT lane FROM tenure.lane_wakes ORDER BY lane").await, "(a)\n(b)\n(c)\n(d)");
+    assert_eq!(bench.count("tenure.jobs").await, 62);
+}
