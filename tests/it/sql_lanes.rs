@@ -419,11 +419,15 @@ async fn a_job_that_is_unique_while_live_holds_its_key_until_it_ends() {
         bench.value::<Uuid>("SELECT tenure.enqueue('other', 'k', unique_while_live => 'u')").await,
         first
     );
-    // A snapshot that is older than its end still sees it live; one that has seen the end does not.
+    // A snapshot that is older than its end would see it live, and return a job that nothing runs any more.
     let mut old = begin(&bench.pool, LEVELS[1]).await;
     run(&mut old, "SELECT 1 FROM tenure.jobs").await;
+    let mut other = begin(&bench.pool, LEVELS[1]).await;
+    assert_eq!(id(&mut other, "'1', unique_while_live => 'u'").await.unwrap(), first);
+    other.commit().await.unwrap();
     bench.execute(&format!("SELECT tenure.complete({attempt})")).await;
-    assert_eq!(id(&mut old, "'1', unique_while_live => 'u'").await.unwrap(), first);
+    let late = id(&mut old, "'1', unique_while_live => 'u'").await.unwrap_err();
+    assert_eq!(refusal(&late).code, "40001");
     old.rollback().await.unwrap();
     let mut new = begin(&bench.pool, LEVELS[1]).await;
     let second = id(&mut new, "'1', unique_while_live => 'u'").await.unwrap();

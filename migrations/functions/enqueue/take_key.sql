@@ -29,6 +29,15 @@ BEGIN
         -- Retention has removed it in between.
         CONTINUE WHEN NOT FOUND;
         IF key_while = 'live' THEN
+            IF current_setting('transaction_isolation') <> 'read committed' THEN
+                BEGIN
+                    -- If the job has ended since the snapshot, this is refused (40001). The lock goes with the block,
+                    -- or it would hold up the job's end. An end under way is not waited for: it may wait for this key.
+                    PERFORM FROM tenure.jobs j WHERE j.id = holder FOR KEY SHARE SKIP LOCKED;
+                    RAISE EXCEPTION USING ERRCODE = 'triggered_action_exception';
+                EXCEPTION WHEN triggered_action_exception THEN
+                END;
+            END IF;
             PERFORM FROM tenure.jobs j WHERE j.id = holder;
         ELSE
             PERFORM FROM tenure.jobs j WHERE j.id = holder AND j.status = 'queued' FOR NO KEY UPDATE;
