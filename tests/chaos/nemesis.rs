@@ -191,18 +191,22 @@ impl Nemesis {
                         servers.nats.wipe().unwrap();
                         servers.nats.restart().unwrap();
                     }))
-                    .await;
+                    .await
+                    .is_some();
             }
             Fault::NatsRestored => {
                 let data = self.hold.with_file_name("nats").join("data");
                 let restore = blocking(servers, move |servers| restore_nats(servers, &data, lasts));
-                return Box::pin(self.without_submissions(restore)).await;
+                let restored = Box::pin(self.without_submissions(restore)).await;
+                let Some(servers) = restored else { return false };
+                // The next submissions get sequences of messages whose jobs still run.
+                drop(blocking(servers, |servers| servers.nats.restart().unwrap()).await);
             }
             Fault::StreamDeleted => {
                 let delete = async {
                     drop(self.js().await.delete_stream(&self.config.stream).await);
                 };
-                return Box::pin(self.without_submissions(delete)).await;
+                return Box::pin(self.without_submissions(delete)).await.is_some();
             }
             Fault::ConsumerDeleted => {
                 let js = self.js().await;
@@ -235,7 +239,7 @@ impl Nemesis {
     }
 
     /// Does the work once every submission has its row: otherwise it would be lost with the stream.
-    async fn without_submissions(&self, work: impl Future<Output = ()>) -> bool {
+    async fn without_submissions<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         std::fs::write(&self.hold, "").unwrap();
         // Longer than one try to publish.
         sleep(Duration::from_secs(4)).await;
@@ -250,11 +254,9 @@ impl Nemesis {
                 sqlx::query_scalar(missing).bind(accepted).fetch_one(&self.pool).await;
             all_have_rows = missing.is_ok_and(|missing| missing == 0);
         }
-        if all_have_rows {
-            work.await;
-        }
+        let done = if all_have_rows { Some(work.await) } else { None };
         std::fs::remove_file(&self.hold).unwrap();
-        all_have_rows
+        done
     }
 
     /// Publishes tickets of jobs that wait, run or have ended, with old dispatches too.
@@ -311,11 +313,15 @@ impl Nemesis {
 async fn blocking(
     mut servers: tokio::sync::OwnedMutexGuard<Servers>,
     work: impl FnOnce(&mut Servers) + Send + 'static,
-) {
-    tokio::task::spawn_blocking(move || work(&mut servers)).await.unwrap();
+) -> tokio::sync::OwnedMutexGuard<Servers> {
+    let work = move || {
+        work(&mut servers);
+        servers
+    };
+    tokio::task::spawn_blocking(work).await.unwrap()
 }
 
-/// Copies what NATS has stored, lets it go on for this long, kills it, and starts it from the copy.
+/// Copies what NATS has stored, lets it go on for this long, kills it, and puts the copy in its place.
 fn restore_nats(servers: &mut Servers, data: &Path, lasts: Duration) {
     let before = data.with_file_name("before");
     servers.nats.signal(Signal::STOP);
@@ -326,7 +332,6 @@ fn restore_nats(servers: &mut Servers, data: &Path, lasts: Duration) {
     servers.nats.kill();
     servers.nats.wipe().unwrap();
     std::fs::rename(&before, data).unwrap();
-    servers.nats.restart().unwrap();
 }
 
 /// A process and its children.
