@@ -135,6 +135,12 @@ pub(super) async fn claim_limited(
             metrics::claims("won", limited.claims.iter().flatten().count());
             limited.claims.into_iter().map(Ok).collect()
         }
+        Err(error) if part.len() > 1 && error.may_be_of_one_row() => {
+            let (one, other) = part.split_at(part.len() / 2);
+            let mut answers = Box::pin(claim_limited(claimant, slots, one)).await;
+            answers.extend(Box::pin(claim_limited(claimant, slots, other)).await);
+            answers
+        }
         Err(error) => vec![Err(error); part.len()],
     }
 }

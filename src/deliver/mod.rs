@@ -50,6 +50,8 @@ use crate::{
 
 /// The delivery from which on a job whose claim fails is claimed by a statement of its own.
 const HURTS: i64 = 3;
+/// How many jobs whose claim failed are remembered. One that is forgotten fails once more.
+const FAILED_MAX: usize = 10_000;
 /// The most retries of a claim that Postgres refused for a reason that may pass.
 const CLAIMS_MAX: usize = 3;
 
@@ -84,6 +86,8 @@ pub(crate) struct Deliver {
     hooks: Hooks,
     /// Jobs whose claim got no answer, with the time of the claim.
     unanswered: Arc<Mutex<HashMap<JobId, Instant>>>,
+    /// Jobs whose last claim failed, with the time of the claim.
+    failed: Arc<Mutex<HashMap<JobId, Instant>>>,
     /// When this worker last won a claim.
     won_at: Arc<Mutex<Option<Instant>>>,
     /// Whether the jobs run in another process, which alone knows its claims: see [`Deliver::claiming_for`].
@@ -128,6 +132,7 @@ impl Deliver {
             slots: settings.slots,
             hooks: settings.hooks,
             unanswered: Arc::default(),
+            failed: Arc::default(),
             won_at: Arc::default(),
             runs_elsewhere: false,
         }
@@ -352,6 +357,13 @@ impl Deliver {
             claim.after_reset = named.cleared;
             *self.won_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
+        if answer.as_ref().is_err_and(|error| !error.is_locked()) {
+            let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+            if failed.len() == FAILED_MAX {
+                failed.clear();
+            }
+            failed.insert(named.job, Instant::now());
+        }
         if self.runs_elsewhere || answer.as_ref().map_or_else(StoreError::is_locked, |_| true) {
             std::mem::forget(unanswered);
         }
@@ -436,7 +448,7 @@ impl Deliver {
     /// Whether a claim of this job has failed, and one of another has been won since: the server and its rights are not
     /// at fault.
     fn fails_alone(&self, job: JobId) -> bool {
-        let failed_at = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner).get(&job).copied();
+        let failed_at = self.failed.lock().unwrap_or_else(PoisonError::into_inner).get(&job).copied();
         let won_at = *self.won_at.lock().unwrap_or_else(PoisonError::into_inner);
         failed_at.is_some_and(|failed_at| won_at.is_some_and(|won_at| won_at > failed_at))
     }
@@ -451,9 +463,7 @@ impl Deliver {
         let request = Self::request(named, rules);
         let alone = async {
             if self.slots.get(&named.queue).is_some_and(Slots::is_limited) {
-                let part = std::slice::from_ref(&request);
-                let limited = self.store.claim_limited(part, &self.worker_id, &self.host).await?;
-                return Ok(limited.claims.into_iter().next().flatten());
+                return self.store.claim_limited_alone(&request, &self.worker_id, &self.host).await;
             }
             self.store.claim_alone(&request, &self.worker_id, &self.host).await
         };

@@ -350,15 +350,42 @@ async fn a_job_whose_kind_was_unknown_for_too_long_becomes_a_dead_letter_that_sa
     assert!(error.starts_with("no worker knew the kind \"k\" within 1.5 h"), "{error}");
 }
 
-/// Postgres refuses the one, and takes for ever with the other; everybody else's jobs are claimed meanwhile.
+async fn slow_place() -> Place {
+    place_with(|config| config.timing.database_within = Duration::from_secs(4)).await
+}
+
 #[tokio::test]
 async fn a_job_that_no_claim_can_have_becomes_a_dead_letter_while_others_are_claimed() {
-    let place = place_with(|config| config.timing.database_within = Duration::from_secs(4)).await;
+    let place = slow_place().await;
     let deliver = deliver_at_once(&place);
-    for (what, does) in [
-        ("refused", "RAISE EXCEPTION 'the page is broken' USING ERRCODE = 'XX001'"),
-        ("endless", "PERFORM pg_sleep(6)"),
-    ] {
+    buries(&place, &deliver, &deliver, "PERFORM pg_sleep(6)").await;
+}
+
+/// Each worker behind a gateway has claims of its own.
+#[tokio::test]
+async fn a_job_that_no_claim_behind_a_gateway_can_have_becomes_a_dead_letter() {
+    let place = slow_place().await;
+    let deliver = deliver_at_once(&place);
+    let [one, two] = ["q/one", "q/two"].map(|worker| deliver.claiming_for(worker, "host", HashMap::new()));
+    // A claim that wins in the end would stay the worker's, which gives it back by its beats.
+    buries(&place, &one, &two, "PERFORM pg_sleep(6); RAISE EXCEPTION 'too late'").await;
+}
+
+#[tokio::test]
+async fn a_job_that_no_claim_of_a_limited_queue_can_have_becomes_a_dead_letter() {
+    let place = slow_place().await;
+    place.tenure.limit_queue("q", QueueLimits::new().max_running(1_000)).await.unwrap();
+    let deliver = deliver_at_once(&place);
+    // From now on it knows of the limit.
+    claim_limited(&claimant(&deliver), &deliver.slots["q"], &[request(place.job().await)]).await;
+    buries(&place, &deliver, &deliver, "PERFORM pg_sleep(6)").await;
+}
+
+/// Postgres refuses the one, and takes for ever with the other; everybody else's jobs are claimed meanwhile.
+async fn buries(place: &Place, deliver: &Deliver, another: &Deliver, endless: &str) {
+    for (what, does) in
+        [("refused", "RAISE EXCEPTION 'the page is broken' USING ERRCODE = 'XX001'"), ("endless", endless)]
+    {
         let [hurts, other] = [place.job().await, place.job().await];
         place
             .execute(&format!(
@@ -378,14 +405,14 @@ async fn a_job_that_no_claim_can_have_becomes_a_dead_letter_while_others_are_cla
         };
         let buried = format!("SELECT count(*) FROM tenure.dead_letter_jobs WHERE id = '{hurts}'");
         // Nothing shows that this worker can claim anything at all.
-        assert!(matches!(decide(&deliver, &again(9)).await, Delivered::Missed(Missed::Unanswered)), "{what}");
-        assert!(matches!(decide(&deliver, &again(9)).await, Delivered::Missed(Missed::Unanswered)), "{what}");
-        claim_of(decide(&deliver, &place.ticket(other, 1)).await);
+        assert!(matches!(decide(deliver, &again(9)).await, Delivered::Missed(Missed::Unanswered)), "{what}");
+        assert!(!matches!(decide(another, &again(9)).await, Delivered::Missed(Missed::Died)), "{what}");
+        claim_of(decide(another, &place.ticket(other, 1)).await);
         assert_eq!(place.value(&buried).await, "0", "{what}");
         // The statement that got no answer may hold the row for a while, and win in the end. Others are claimed.
         for _ in 0..100 {
-            claim_of(decide(&deliver, &place.ticket(place.job().await, 1)).await);
-            if matches!(decide(&deliver, &again(3)).await, Delivered::Missed(Missed::Died)) {
+            claim_of(decide(deliver, &place.ticket(place.job().await, 1)).await);
+            if matches!(decide(another, &again(3)).await, Delivered::Missed(Missed::Died)) {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -464,16 +491,26 @@ async fn a_locked_job_keeps_no_other_job_of_its_batch_from_being_claimed() {
 /// The worker asks again in a moment.
 #[tokio::test]
 async fn a_claim_of_a_limited_queue_that_meets_a_lock_wins_nothing_for_now() {
-    for (code, expected) in [("55P03", "locked"), ("22023", "error")] {
+    for (code, jobs, expected) in [
+        ("55P03", 1, vec!["locked"]),
+        ("22023", 1, vec!["error"]),
+        // One of several is at fault.
+        ("22023", 2, vec!["won", "won"]),
+    ] {
         let place = place().await;
         place.tenure.limit_queue("q", QueueLimits::new().max_running(5)).await.unwrap();
         let deliver = deliver_at_once(&place);
-        let part = [request(place.job().await)];
+        let mut part = Vec::new();
+        for _ in 0..jobs {
+            part.push(request(place.job().await));
+        }
         place.raise_once(code).await;
         let claimant = claimant(&deliver);
         let slots = deliver.slots["q"].clone();
-        assert_eq!(outcomes(&claim_limited(&claimant, &slots, &part).await), [expected]);
-        assert_eq!(outcomes(&claim_limited(&claimant, &slots, &part).await), ["won"]);
+        assert_eq!(outcomes(&claim_limited(&claimant, &slots, &part).await), expected, "{code}");
+        if jobs == 1 {
+            assert_eq!(outcomes(&claim_limited(&claimant, &slots, &part).await), ["won"]);
+        }
         assert!(slots.is_limited());
     }
 }

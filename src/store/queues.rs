@@ -147,6 +147,32 @@ pub(crate) struct LimitedClaims {
     pub(crate) room: Option<usize>,
 }
 
+fn claim_limited(
+    requests: &[ClaimRequest],
+    worker_id: &str,
+    worker_host: &str,
+) -> Option<sqlx::query::Query<'static, sqlx::Postgres, sqlx::postgres::PgArguments>> {
+    let first = requests.first()?;
+    let ids: Vec<_> = requests.iter().map(|request| request.job).collect();
+    let query = query(CLAIM_LIMITED).bind(ids).bind(first.queue.clone()).bind(first.kind.clone());
+    let query = query.bind(first.stale_after.as_secs_f64()).bind(first.on_crash);
+    Some(query.bind(worker_id.to_owned()).bind(worker_host.to_owned()))
+}
+
+fn limited(
+    mut rows: Vec<PgRow>,
+    requests: &[ClaimRequest],
+    sent_at: Instant,
+) -> Result<LimitedClaims, StoreError> {
+    let room: Option<i32> = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("room")?;
+    // One row without a job: nothing was claimed.
+    rows.retain(|row| !matches!(row.try_get::<Option<Uuid>, _>(0), Ok(None)));
+    Ok(LimitedClaims {
+        claims: claims_of(&rows, requests, sent_at)?,
+        room: room.map(|room| usize::try_from(room).unwrap_or_default()),
+    })
+}
+
 impl Store {
     /// [`Store::claim`] for a queue with a limit: claims at most as many jobs as the limit leaves.
     pub(crate) async fn claim_limited(
@@ -155,19 +181,25 @@ impl Store {
         worker_id: &str,
         worker_host: &str,
     ) -> Result<LimitedClaims, StoreError> {
-        let Some(first) = requests.first() else { return Ok(LimitedClaims::default()) };
-        let ids: Vec<_> = requests.iter().map(|request| request.job).collect();
-        let query = query(CLAIM_LIMITED).bind(&ids).bind(&first.queue).bind(&first.kind);
-        let query = query.bind(first.stale_after.as_secs_f64()).bind(first.on_crash);
+        let Some(query) = claim_limited(requests, worker_id, worker_host) else {
+            return Ok(LimitedClaims::default());
+        };
         let sent_at = Instant::now();
-        let mut rows = self.rows_over(Line::Claim, query.bind(worker_id).bind(worker_host)).await?;
-        let room: Option<i32> = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("room")?;
-        // One row without a job: nothing was claimed.
-        rows.retain(|row| !matches!(row.try_get::<Option<Uuid>, _>(0), Ok(None)));
-        Ok(LimitedClaims {
-            claims: claims_of(&rows, requests, sent_at)?,
-            room: room.map(|room| usize::try_from(room).unwrap_or_default()),
-        })
+        limited(self.rows_over(Line::Claim, query).await?, requests, sent_at)
+    }
+
+    /// [`Store::claim_alone`] for a queue with a limit.
+    pub(crate) async fn claim_limited_alone(
+        &self,
+        request: &ClaimRequest,
+        worker_id: &str,
+        worker_host: &str,
+    ) -> Result<Option<Claim>, StoreError> {
+        let request = std::slice::from_ref(request);
+        let Some(query) = claim_limited(request, worker_id, worker_host) else { return Ok(None) };
+        let sent_at = Instant::now();
+        let rows = self.rows_within(self.within() / 2, query).await?;
+        Ok(limited(rows, request, sent_at)?.claims.into_iter().next().flatten())
     }
 
     /// Returns the settings of these queues. A queue without settings is missing.
