@@ -76,6 +76,8 @@ const WAITING_MAX: usize = 20_000;
 /// The most takes that claim at once. More of them than there are connections to Postgres would only wait for one, each
 /// with the memory of a whole claim.
 const CLAIMING_MAX: usize = 24;
+/// The most announcements that are looked after at once.
+const ANNOUNCED_MAX: usize = 8;
 /// How long a worker, a queue or a key counts as known after its last use.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
 /// How long a take waits whose worker has not confirmed two answers one after the other. It doubles to 4 s.
@@ -129,6 +131,8 @@ struct Inner {
     taking: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     claiming: Semaphore,
+    /// Of announcements.
+    announced: Arc<Semaphore>,
     stop: CancellationToken,
     /// Notified when the settings of queues may have changed.
     changed: Notify,
@@ -185,6 +189,7 @@ impl Gateway {
             taking: Arc::new(Semaphore::new(TAKES_MAX)),
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
             claiming: Semaphore::new(CLAIMING_MAX),
+            announced: Arc::new(Semaphore::new(ANNOUNCED_MAX)),
             stop: CancellationToken::new(),
             changed: Notify::new(),
             stopped: watch::Sender::new(false),
@@ -222,7 +227,12 @@ impl Gateway {
                         tasks.spawn(self.clone().serve(asked));
                     }
                     Some(ToGateway::Announced(body)) => {
-                        tasks.spawn(self.clone().announced(announced_cancelled(&body)));
+                        let (jobs, slot) =
+                            (announced_cancelled(&body), self.0.announced.clone().try_acquire_owned());
+                        // Only a hint, which anybody may send: the beats of workers find what is left out.
+                        if let (false, Ok(slot)) = (jobs.is_empty(), slot) {
+                            tasks.spawn(self.clone().announced(jobs).map(|()| drop(slot)));
+                        }
                     }
                     None => break,
                 }
@@ -274,7 +284,7 @@ impl Gateway {
         };
         match &answered {
             Ok(_) => metrics::gateway_request(name, "ok"),
-            Err(refusal) => refusal.tell(&queue, name),
+            Err(refusal) => self.tell(refusal, &queue, name),
         }
         let (answered, handed_out) = match answered {
             Ok((answered, handed_out)) => (Ok(answered), handed_out),
@@ -379,6 +389,19 @@ impl Gateway {
         }
     }
 
+    /// Counts a refusal, and tells of it, unless the same was told a moment ago.
+    fn tell(&self, refusal: &Refusal, queue: &str, request: &'static str) {
+        let code = refusal.code.as_str();
+        metrics::gateway_request(request, code);
+        let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not by its text, nor by a queue that nobody serves: a stranger may write anything there.
+        let of = queues.get(queue).map_or("a queue without workers", |_| queue);
+        if let Some(left_out) = repeats::tell(&format!("gateway {of} {request}"), &code) {
+            let error = &refusal.message;
+            tracing::warn!(queue, request, code, error, left_out, "the gateway refused a request");
+        }
+    }
+
     /// Forgets the workers and queues that were not used for long.
     fn forget(&self) {
         let now = Instant::now();
@@ -392,19 +415,6 @@ impl Gateway {
             let used_at = *queue.used_at.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::strong_count(queue) > 1 || is_known(used_at)
         });
-    }
-}
-
-impl Refusal {
-    /// Counts it, and tells of it, unless the same was told a moment ago.
-    fn tell(&self, queue: &str, request: &'static str) {
-        let code = self.code.as_str();
-        metrics::gateway_request(request, code);
-        // Not by its text, in which a stranger may write anything.
-        if let Some(left_out) = repeats::tell(&format!("gateway {queue} {request}"), &code) {
-            let error = &self.message;
-            tracing::warn!(queue, request, code, error, left_out, "the gateway refused a request");
-        }
     }
 }
 

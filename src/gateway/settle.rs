@@ -145,7 +145,7 @@ impl Gateway {
             }
             self.report_one(&receipt, write, log).await
         }));
-        Ok(listed(queue, "report entry", results.await))
+        Ok(self.listed(queue, "report entry", results.await))
     }
 
     /// Reads the fields of a report. With one that `ends` its attempt, a percentage out of range would refuse the end.
@@ -291,7 +291,7 @@ impl Gateway {
             let said = self.said(&receipt, entry)?;
             self.settle_one(&receipt, said).await
         }));
-        Ok(listed(queue, "settle entry", results.await))
+        Ok(self.listed(queue, "settle entry", results.await))
     }
 
     /// Reads how a worker ends an attempt.
@@ -410,6 +410,18 @@ impl Gateway {
             Settled::Written | Settled::Lost => Ok("lost"),
         }
     }
+
+    /// The results of the entries of a request, in order. Tells of those that are refused.
+    fn listed(&self, queue: &str, what: &'static str, results: Vec<Result<&'static str, Refusal>>) -> String {
+        let results = results.into_iter().map(|result| match result {
+            Ok(word) => format!("\"{word}\""),
+            Err(refusal) => {
+                self.tell(&refusal, queue, what);
+                refusal.json()
+            }
+        });
+        format!(r#"{{"results":[{}]}}"#, results.collect::<Vec<_>>().join(","))
+    }
 }
 
 /// Reads for what a worker's job waits.
@@ -443,16 +455,4 @@ pub(super) fn claim_of(receipt: &Receipt) -> Claim {
         dispatch: receipt.dispatch,
         sent_at: Instant::now(),
     }
-}
-
-/// The results of the entries of a request, in order. Tells of those that are refused.
-fn listed(queue: &str, what: &'static str, results: Vec<Result<&'static str, Refusal>>) -> String {
-    let results = results.into_iter().map(|result| match result {
-        Ok(word) => format!("\"{word}\""),
-        Err(refusal) => {
-            refusal.tell(queue, what);
-            refusal.json()
-        }
-    });
-    format!(r#"{{"results":[{}]}}"#, results.collect::<Vec<_>>().join(","))
 }

@@ -26,7 +26,10 @@ use crate::{
         claim::{Ack, Claim, ClaimKey, Missed, ack_for},
     },
     nats::{Delivery, PullConsumer, slots::Slots},
-    observe::metrics::{self, QueueMeasures},
+    observe::{
+        metrics::{self, QueueMeasures},
+        repeats,
+    },
     proof::fault,
     run::running::{OnCrash, OnWriteLoss, Rules},
     store::{AttemptEnd, StoreError},
@@ -567,8 +570,11 @@ impl Gateway {
             given_back.extend(ended.iter().map(|end| end.job));
             metrics::recovered(RecoveryPath::Worker, Reason::AnswerLost, ended.len());
             for end in ended {
-                tracing::warn!(job = %end.job, token = end.token.0, owner = end.owner,
-                    "the answer to a claim was lost; the gateway released the job, and the attempt does not count");
+                if let Some(left_out) = repeats::tell("given back", &end.owner.as_deref().unwrap_or_default())
+                {
+                    tracing::warn!(job = %end.job, token = end.token.0, owner = end.owner, left_out,
+                        "the answer to a claim was lost; the gateway released the job, and the attempt does not count");
+                }
             }
         }
         Ok(given_back)

@@ -28,6 +28,8 @@ use crate::{
 /// How often the fleet asks whether its queues were paused, resumed or limited. With the jitter, a lone worker notices
 /// within a second; in a larger fleet an announcement tells each worker.
 const SETTINGS_READ_EVERY: Duration = Duration::from_millis(600);
+/// The pause after each reading.
+const SETTINGS_PAUSE: Duration = Duration::from_millis(50);
 /// About this many workers with a paused or full queue ask that often; in a larger fleet each asks less often.
 const SETTINGS_READ_BY_HELD: u32 = 20;
 
@@ -138,6 +140,8 @@ impl Work for FollowSettings {
                 }
             }
             let read_at = Instant::now();
+            // An announcement is worth one reading, and a thousand of them are worth no more.
+            sleep(SETTINGS_PAUSE).await;
             loop {
                 let is_held = self.queues.slots.values().any(Slots::is_held);
                 let each = if is_held { SETTINGS_READ_BY_HELD } else { 1 };

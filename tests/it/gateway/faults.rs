@@ -289,6 +289,18 @@ async fn hellos_of_made_up_queues_leave_nothing_but_rows() {
     assert_eq!(counter_names("queue=made-up-hello"), 0);
     let stream = bench.js.get_stream(&bench.config.stream).await;
     assert_eq!(stream.map_or(0, |stream| stream.cached_info().state.consumer_count), 0);
+    // Those go soon, as none of these workers has said anything more. One that has stays.
+    let ago =
+        "SET started_at = started_at - interval '11 min', last_seen_at = last_seen_at - interval '11 min'";
+    bench.execute(&format!("UPDATE tenure.workers {ago} WHERE language IS NOT NULL")).await;
+    let silent = "'made-up-hello-7/one'";
+    bench
+        .execute(&format!(
+            "UPDATE tenure.workers SET last_seen_at = last_seen_at + interval '5 s' WHERE worker_id = {silent}"
+        ))
+        .await;
+    bench.until_count("tenure.workers WHERE language IS NOT NULL", 1).await;
+    assert_eq!(bench.count(&format!("tenure.workers WHERE worker_id = {silent}")).await, 1);
 }
 
 /// The gateway has not read its key yet, and no request waits for the answers to those before.
