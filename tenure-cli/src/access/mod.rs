@@ -327,7 +327,7 @@ impl Access {
                 let browser = cookies.and_then(|cookies| cookies.browser(&cookie(cookies.name())?));
                 let by = browser.map_or(Guesser::of(client), Guesser::Known);
                 // The password of a user who may not look is no guess.
-                let mut who = self.guesses.limited(by, || self.user(&basic))??;
+                let mut who = self.guesses.limited(by, || self.user(&basic, browser.is_some()))??;
                 if browser.is_some() {
                     who.remember = None;
                 }
@@ -381,10 +381,10 @@ impl Access {
     }
 
     /// The user with this name and password; `Some(Err(_))`: it may look at nothing.
-    fn user(&self, basic: &Basic) -> Option<Result<Who, Refused>> {
+    fn user(&self, basic: &Basic, is_known: bool) -> Option<Result<Who, Refused>> {
         let name = basic.username();
         if let Some(users) = &self.users {
-            let is_right = users.is(name, basic.password());
+            let is_right = users.is(name, basic.password(), is_known);
             let remember = users.cookies(name).filter(|_| is_right)?.remember();
             return Some(self.listed(name).map(|who| Who { remember: Some(remember), ..who }));
         }

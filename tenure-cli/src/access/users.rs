@@ -33,9 +33,9 @@ pub(super) struct Users {
     by_name: BTreeMap<String, User>,
     /// Makes what is remembered of a password useless outside of this process.
     salt: Uuid,
-    /// A comparison with bcrypt holds it, so that one core at most makes them. A user whose password is remembered does
-    /// not wait for it.
-    turn: Mutex<()>,
+    /// A comparison with bcrypt holds one of them, so that one core at most makes those of strangers, and one those of
+    /// browsers that have signed in before. A user whose password is remembered waits for neither.
+    turns: [Mutex<()>; 2],
 }
 
 #[derive(Debug)]
@@ -76,18 +76,18 @@ impl Users {
         if users.is_empty() {
             return Err(NoUsers::Empty { path: path_of() });
         }
-        Ok(Self { by_name: users, salt: Uuid::new_v4(), turn: Mutex::default() })
+        Ok(Self { by_name: users, salt: Uuid::new_v4(), turns: Default::default() })
     }
 
-    /// Whether this is the user's password.
-    pub(super) fn is(&self, name: &str, password: &str) -> bool {
+    /// Whether this is the user's password. `is_known`: it comes from a browser that has signed in before.
+    pub(super) fn is(&self, name: &str, password: &str, is_known: bool) -> bool {
         let user = self.by_name.get(name);
         let sent = hash(&format!("{}{name}:{password}", self.salt));
         let right = |user: &User| *user.right.lock().unwrap_or_else(PoisonError::into_inner);
         if user.and_then(right).is_some_and(|right| bool::from(right.ct_eq(&sent))) {
             return true;
         }
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turns[usize::from(is_known)].lock().unwrap_or_else(PoisonError::into_inner);
         // An unknown user takes as long as a known one.
         let Some(compared) = user.or_else(|| self.by_name.values().next()) else { return false };
         let is_right = bcrypt::verify(password, &compared.hash).unwrap_or_default();
@@ -133,11 +133,23 @@ mod tests {
                 ("eve", "one", false),
                 ("", "", false),
             ] {
-                assert_eq!(users.is(name, password), is, "{name} {password}");
+                assert_eq!(users.is(name, password, false), is, "{name} {password}");
             }
         }
         assert!(users.cookies("eve").is_none());
         assert_ne!(users.cookies("ada").unwrap().name(), users.cookies("grace").unwrap().name());
+    }
+
+    /// After a restart no password is remembered.
+    #[test]
+    fn a_browser_that_has_signed_in_before_does_not_wait_for_strangers() {
+        let (_folder, path) = file(&format!("ada:{}\n", hashed("one")));
+        let users = std::sync::Arc::new(Users::read(&path).unwrap());
+        let _guess = users.turns[0].lock().unwrap();
+        let (known, answer) = std::sync::mpsc::channel();
+        let of = users.clone();
+        std::thread::spawn(move || known.send(of.is("ada", "one", true)));
+        assert_eq!(answer.recv_timeout(std::time::Duration::from_secs(30)), Ok(true));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use tenure::{
     Backoff, JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, Worker, lanes::Lanes,
     redrives::CalmRedrive, rows::DeadFilter, schedules::Schedule,
 };
+use uuid::Uuid;
 
 use crate::harness::{Bench, Running, bench_with_servers, run_folder};
 
@@ -128,16 +129,25 @@ async fn a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere() {
     });
     let first = last(&bench).await;
     for (n, offset) in ["-3600", "+0", "+3600", "+0"].iter().enumerate() {
-        let (waits, ids) = wave(&bench, n).await;
+        let (waits, mut ids) = wave(&bench, n).await;
         let ticked = bench.count("tenure.all_jobs WHERE kind = 'tick'").await;
         clock.step(offset);
         let began = std::time::Instant::now();
         bench.tenure.signal(waits, "go", &json!(null)).await.unwrap();
+        // What is asked for now counts by the clock of now.
+        let late = "SELECT tenure.enqueue('unserved', 'k', not_after => clock_timestamp() + interval '2 s')";
+        let late: Uuid = bench.value(late).await;
+        let delayed: Uuid = bench.value("SELECT tenure.enqueue('q', 'k', '\"plain\"', delay => '2 s')").await;
+        ids.push(JobId(delayed));
         for id in ids {
             let ended =
                 format!("EXISTS (SELECT FROM tenure.job_history WHERE id = '{id}' AND status = 'completed')");
             bench.until_within(&ended, Duration::from_secs(40)).await;
         }
+        let dead = format!("tenure.dead_letter_jobs WHERE id = '{late}' AND category = 'expired'");
+        bench.until(&format!("EXISTS (SELECT FROM {dead})")).await;
+        // Nobody serves its queue: it is not for the next redrive.
+        bench.execute(&format!("DELETE FROM {dead}")).await;
         bench.until("NOT EXISTS (SELECT FROM tenure.redrives WHERE ended_at IS NULL)").await;
         bench
             .until(&format!("(SELECT count(*) FROM tenure.all_jobs WHERE kind = 'tick') > {ticked} + 3"))

@@ -13,7 +13,6 @@
 
 //! This module provides a connection implementation for communicating with a NATS server.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt::{self, Display, Write as _};
 use std::future::{self, Future};
@@ -36,8 +35,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{self, AsyncRead, AsyncReadExt, AsyncWrite};
 use tracing::trace;
 
-use crate::header::{HeaderMap, HeaderName, IntoHeaderValue};
-use crate::status::StatusCode;
+use crate::read::{read_headers, unreadable_subject};
 use crate::subject::Subject;
 use crate::{ClientOp, ServerError, ServerOp, Statistics};
 
@@ -93,81 +91,6 @@ pub(crate) struct Connection {
     flattened_writes: BytesMut,
     can_flush: bool,
     statistics: Arc<Statistics>,
-}
-
-/// Returns why a line of arguments, which was read lossily, has an unreadable subject.
-fn unreadable_subject(line: &Cow<'_, str>) -> Option<String> {
-    matches!(line, Cow::Owned(_)).then(|| "unreadable subject: it isn't valid utf-8".to_owned())
-}
-
-type Headers = (HeaderMap, Option<StatusCode>, Option<String>);
-
-/// Reads a block of headers.
-fn read_headers(block: &[u8]) -> Result<Headers, io::Error> {
-    let mut lines = std::str::from_utf8(block)
-        .map_err(|_| {
-            io::Error::new(io::ErrorKind::InvalidInput, "header isn't valid utf-8")
-        })?
-        .lines()
-        .peekable();
-    let version_line = lines.next().ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidInput, "no header version line found")
-    })?;
-
-    let version_line_suffix = version_line
-        .strip_prefix("NATS/1.0")
-        .map(str::trim)
-        .ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "header version line does not begin with `NATS/1.0`",
-            )
-        })?;
-
-    let (status, description) = version_line_suffix
-        .split_once(' ')
-        .map(|(status, description)| (status.trim(), description.trim()))
-        .unwrap_or((version_line_suffix, ""));
-    let status = if !status.is_empty() {
-        Some(
-            status
-                .parse::<StatusCode>()
-                .map_err(|_| std::io::Error::other("could not parse status parameter"))?,
-        )
-    } else {
-        None
-    };
-    let description = if !description.is_empty() {
-        Some(description.to_owned())
-    } else {
-        None
-    };
-
-    let mut headers = HeaderMap::new();
-    while let Some(line) = lines.next() {
-        if line.is_empty() {
-            continue;
-        }
-
-        let (name, value) = line.split_once(':').ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, "no header version line found")
-        })?;
-
-        let name = HeaderName::from_str(name)
-            .map_err(|err| io::Error::new(io::ErrorKind::InvalidInput, err))?;
-
-        // Read the header value, which might have been split into multiple lines
-        // `trim_start` and `trim_end` do the same job as doing `value.trim().to_owned()` at the end, but without a reallocation
-        let mut value = value.trim_start().to_owned();
-        while let Some(v) = lines.next_if(|s| s.starts_with(char::is_whitespace)) {
-            value.push_str(v);
-        }
-        value.truncate(value.trim_end().len());
-
-        headers.append(name, value.into_header_value());
-    }
-
-    Ok((headers, status, description))
 }
 
 /// Internal representation of the connection.

@@ -274,6 +274,7 @@ pub mod datetime;
 
 pub mod error;
 pub mod header;
+mod read;
 mod id_generator;
 #[cfg(feature = "jetstream")]
 #[cfg_attr(docsrs, doc(cfg(feature = "jetstream")))]
