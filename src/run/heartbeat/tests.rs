@@ -215,15 +215,18 @@ async fn a_row_that_cannot_be_written_silences_no_other_job() {
 /// The worker does not try each job alone after a statement that failed as a whole.
 #[tokio::test]
 async fn reports_of_a_statement_that_fails_for_another_reason_than_their_data_wait_together() {
-    let one = one().await;
-    let other = one.place.running(WORKER).await;
-    one.place.raise_once("57014").await;
-    for job in [&one.job, &other] {
-        Heartbeat::report(job, half(job));
+    // The time limit of a statement, and a lock of the whole table.
+    for code in ["57014", "55P03"] {
+        let one = one().await;
+        let other = one.place.running(WORKER).await;
+        one.place.raise_once(code).await;
+        for job in [&one.job, &other] {
+            Heartbeat::report(job, half(job));
+        }
+        one.heartbeat.write(&[one.job.clone(), other.clone()]).await.unwrap_err();
+        assert!(one.job.pulse().pending.is_some() && other.pulse().pending.is_some(), "{code}");
+        assert_eq!(one.of("progress").await, "", "{code}");
     }
-    one.heartbeat.write(&[one.job.clone(), other.clone()]).await.unwrap_err();
-    assert!(one.job.pulse().pending.is_some() && other.pulse().pending.is_some());
-    assert_eq!(one.of("progress").await, "");
 }
 
 /// In the span of its attempt, which names the job; after the span's end, with fields of its own.
