@@ -26,6 +26,7 @@ pub const MIGRATIONS: &[Migration] = &[
     (31, "older_forms", include_str!("../../migrations/0031_older_forms.sql")),
     (32, "one_trigger_for_lanes", include_str!("../../migrations/0032_one_trigger_for_lanes.sql")),
     (33, "moved_queues", include_str!("../../migrations/0033_moved_queues.sql")),
+    (34, "looks_in_parts", include_str!("../../migrations/0034_looks_in_parts.sql")),
 ];
 
 /// The schema that this program needs.

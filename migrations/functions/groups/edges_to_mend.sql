@@ -1,31 +1,39 @@
--- Draws edges of these followers for `mend_groups` to look at: their places. All of a follower that has few.
+-- Returns the places of those edges of these followers that may have lost an end: open ones, and failed ones. Of each
+-- follower it goes through 5,000 edges at most, from where the last call ended, and from the first one after the last.
 --
--- Called by `mend_groups` alone, with its rights, its search_path and its settings for plans. It locks nothing.
+-- Called by `mend_groups` alone, with its rights, its search_path and its settings for plans. It waits for no lock: a
+-- follower that is locked remembers nothing, and the next call sees the same edges. So do two calls at once.
+-- A cursor, not a draw: the numbers of a follower's edges may lie far apart, and a draw among them finds some of them
+-- hardly ever.
 CREATE OR REPLACE FUNCTION tenure.edges_to_mend(followers uuid[]) RETURNS tid[]
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    edges_of_each int;
+    edges_of_each CONSTANT int := 5000;
+    places        tid[];
 BEGIN
-    -- Numbers may lie far apart, and a draw among them finds few of the first ones: now and then a look sees all.
-    edges_of_each := CASE WHEN random() < 0.02 THEN 1000000
-                          ELSE greatest(25, 5000 / greatest(1, cardinality(followers))) END;
-    RETURN ARRAY(
-        WITH place AS MATERIALIZED (
-            -- Drawn here, once: in the next part it would be drawn for each edge.
-            SELECT f.id, r.first,
-                   CASE WHEN (SELECT count(*) FROM (SELECT FROM tenure.job_edges d
-                                                     WHERE d.after = f.id LIMIT edges_of_each + 1) d) > edges_of_each
-                        THEN random() * (r.last - r.first) ELSE 0 END AS skips
-              FROM unnest(followers) AS f(id)
-             CROSS JOIN LATERAL (SELECT min(d.n) AS first, max(d.n) AS last FROM tenure.job_edges d
-                                  WHERE d.after = f.id) r
-        )
-        SELECT e.place
-          FROM place p
-         CROSS JOIN LATERAL (
-               SELECT d.ctid AS place FROM tenure.job_edges d
-                WHERE d.after = p.id AND d.n >= p.first + greatest(0, floor(p.skips)::bigint - edges_of_each / 2)
-                ORDER BY d.n LIMIT edges_of_each) e);
+    WITH edge AS MATERIALIZED (
+        SELECT f.job_id, f.mended_to, e.n, e.place, e.may_be_lost
+          FROM tenure.followers f
+          LEFT JOIN LATERAL (
+               SELECT d.n, d.ctid AS place, d.state IS NULL OR d.state = 'failed' AS may_be_lost
+                 FROM tenure.job_edges d
+                WHERE d.after = f.job_id AND d.n > f.mended_to
+                ORDER BY d.n LIMIT edges_of_each) e ON true
+         WHERE f.job_id = ANY (followers)
+    ), seen AS (
+        SELECT e.job_id, e.mended_to, CASE WHEN count(e.n) = edges_of_each THEN max(e.n) ELSE 0 END AS next_from
+          FROM edge e GROUP BY e.job_id, e.mended_to
+    ), moved AS (
+        -- Nothing is written for a follower of few.
+        UPDATE tenure.followers f SET mended_to = s.next_from
+          FROM seen s
+         WHERE f.job_id = s.job_id AND s.next_from <> s.mended_to
+           AND f.job_id IN (SELECT o.job_id FROM tenure.followers o
+                             WHERE o.job_id IN (SELECT m.job_id FROM seen m WHERE m.next_from <> m.mended_to)
+                             ORDER BY o.job_id FOR NO KEY UPDATE SKIP LOCKED)
+    )
+    SELECT array_agg(e.place) FILTER (WHERE e.may_be_lost) INTO places FROM edge e;
+    RETURN places;
 END $$;
 
 REVOKE ALL ON FUNCTION tenure.edges_to_mend(uuid[]) FROM PUBLIC;
