@@ -134,6 +134,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "lanes/hold_new_jobs"
     "lanes/keep_slot"
     "lanes/lock_named_lanes"
+    "lanes/lost_slots"
     "lanes/offered_jobs"
     "lanes/pass_over_lanes"
     "lanes/place_anew"

@@ -2,7 +2,8 @@
 -- so, and all whose turn it is. Returns the released jobs. A row without an id names a queue whose lanes could not be
 -- looked after, with the reason as `clear_reason`, or, without a queue, says that there are more to do.
 --
---   most: how many jobs to release of each queue   judge: whether to look for slots of jobs that ended unseen
+--   most: how many jobs to release of each queue   judge: whether to look for slots of jobs that ended unseen, in a
+--   part of the table: see `lost_slots`
 --
 -- The relay calls it at each of its looks (src/store/lane/tend_lanes.sql), and publishes the jobs.
 -- SECURITY DEFINER: a worker may not change lanes.
@@ -52,11 +53,7 @@ BEGIN
                                   LIMIT lanes_of_each) k
              WHERE (SELECT count(*) FROM due) = lanes_at_once
              UNION
-            (SELECT sl.queue, sl.lane FROM tenure.lane_slots sl
-              WHERE judge
-                AND NOT EXISTS (SELECT FROM tenure.jobs j
-                                 WHERE j.id = sl.job_id AND j.publish_at IS DISTINCT FROM '9999-01-01 00:00:00+00')
-              LIMIT lanes_at_once)
+            (SELECT k.queue, k.lane FROM tenure.lost_slots(moment, lanes_at_once) k WHERE judge)
         )
         SELECT n.queue, (SELECT array_agg(k.lane ORDER BY k.lane) FROM looks k WHERE k.queue = n.queue) AS lanes
           FROM (SELECT queue FROM looks

@@ -221,6 +221,28 @@ async fn the_trouble_of_one_queues_lanes_is_no_other_queues() {
     }
 }
 
+/// Thirty thousand slots, and the jobs of thirty have ended unseen: each look judges a part of the slots, and looks that
+/// come within two seconds of each other see all.
+#[tokio::test(flavor = "multi_thread")]
+async fn looks_for_slots_of_ended_jobs_see_a_part_each_and_together_all() {
+    let bench = bench().await;
+    let slots = "INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at)
+         SELECT gen_random_uuid(), 'other', 'k', '1', 5, now(), now() + interval '1 h' FROM generate_series(1, 30000);
+         INSERT INTO tenure.lane_slots (queue, lane, job_id, fencing_token)
+         SELECT 'q', 'lane-' || row_number() OVER (), id, 0 FROM tenure.jobs;
+         DELETE FROM tenure.jobs j USING tenure.lane_slots s WHERE j.id = s.job_id AND s.lane LIKE '%000'";
+    sqlx::raw_sql(slots).execute(&bench.pool).await.unwrap();
+    let looks = "SELECT count(DISTINCT k.lane) FROM generate_series(0, 7) AS n,
+                        LATERAL tenure.lost_slots('2026-01-01'::timestamptz + n * interval '1.9 s', 200) AS k";
+    assert_eq!(bench.text(looks).await, "(30)");
+    let explain = "EXPLAIN (ANALYZE, BUFFERS, COSTS off) SELECT * FROM tenure.tend_lanes(10, true)";
+    let plan: Vec<String> = sqlx::query_scalar(explain).fetch_all(&bench.pool).await.unwrap();
+    let plan = plan.join("\n");
+    let read = plan.split("shared hit=").nth(1).and_then(|read| read.split([' ', ')', ',', '\n']).next());
+    // A slot costs some five; thirty thousand would cost 120,000.
+    assert!(read.unwrap().parse::<u32>().unwrap() < 60_000, "{plan}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_is_cancelled_before_it_ran_gives_its_token_back() {
     let bench = bench().await;
