@@ -27,6 +27,7 @@ pub const MIGRATIONS: &[Migration] = &[
     (32, "one_trigger_for_lanes", include_str!("../../migrations/0032_one_trigger_for_lanes.sql")),
     (33, "moved_queues", include_str!("../../migrations/0033_moved_queues.sql")),
     (34, "looks_in_parts", include_str!("../../migrations/0034_looks_in_parts.sql")),
+    (35, "looks_from", include_str!("../../migrations/0035_looks_from.sql")),
 ];
 
 /// The schema that this program needs.
@@ -99,6 +100,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "groups/defer_redriven_jobs"
     "groups/edges_to_mend"
     "groups/find_open_edges"
+    "groups/first_note"
     "groups/follow_one_job"
     "groups/forget_settled_notes"
     "groups/jobs_per_message"
@@ -134,6 +136,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "lanes/hold_new_jobs"
     "lanes/keep_slot"
     "lanes/lock_named_lanes"
+    "lanes/look_from"
     "lanes/lost_slots"
     "lanes/offered_jobs"
     "lanes/pass_over_lanes"
@@ -188,6 +191,7 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "admit",
     "adopt_jobs",
     "forget_lanes",
+    "look_from",
     "put_lanes",
     "remove_lanes",
     "sweep_lanes",

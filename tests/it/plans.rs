@@ -431,3 +431,74 @@ async fn a_list_by_tag_reads_as_many_jobs_as_it_shows() {
         }
     }
 }
+
+/// The buffers that a statement reads.
+async fn buffers(connection: &mut PgConnection, sql: &str) -> u32 {
+    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {sql}");
+    let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(connection).await.unwrap();
+    let plan = rows.iter().map(|row| row.get::<String, _>(0)).collect::<Vec<_>>().join("\n");
+    let read = plan.split("shared hit=").nth(1).and_then(|read| read.split([' ', ')', ',', '\n']).next());
+    read.map_or(0, |read| read.parse().unwrap())
+}
+
+/// An open transaction keeps the rows that were worked off since it began. A look at an empty table does not pass them,
+/// and one of a hundred still finds what a transaction brings that was open for long.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_look_does_not_pass_the_dead_rows_that_an_open_transaction_keeps() {
+    let bench = bench_with_servers(|_| {}).await;
+    let mut open = bench.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    sqlx::query("SELECT 1").execute(&mut *open).await.unwrap();
+    for dead in [
+        "INSERT INTO tenure.lane_wakes (at, queue, lane) SELECT now() - interval '2 min', 'q', 'a' FROM generate_series(1, 20000)",
+        "INSERT INTO tenure.job_expiries (at, job_id)
+         SELECT now() - interval '2 min', gen_random_uuid() FROM generate_series(1, 20000)",
+        "INSERT INTO tenure.group_ends (job_id, ended_as)
+         SELECT gen_random_uuid(), 'completed' FROM generate_series(1, 20000)",
+        "DELETE FROM tenure.lane_wakes",
+        "DELETE FROM tenure.job_expiries",
+        "DELETE FROM tenure.group_ends",
+        // The last id of a minute ago.
+        "UPDATE tenure.looks_from SET next_id = 20000",
+        "SELECT count(tenure.look_from('lane_wakes')), count(tenure.look_from('job_expiries')),
+                count(tenure.first_note()) FROM generate_series(1, 1000)",
+    ] {
+        bench.execute(dead).await;
+    }
+    let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
+    let expire = statement("expire").replace("$1", "NULL").replace("$2", "1000");
+    let overdue = statement("lanes_overdue").replace("$1", "0.3");
+    for look in [
+        "SELECT * FROM tenure.tend_lanes(1000, false)",
+        "SELECT * FROM tenure.release_followers(1000)",
+        expire.as_str(),
+        overdue.as_str(),
+    ] {
+        let mut read = Vec::new();
+        for _ in 0..9 {
+            read.push(buffers(&mut connection, look).await);
+        }
+        read.sort_unstable();
+        // Each has twenty thousand dead entries in an index of some hundred pages, and as many in the table.
+        assert!(read[4] < 60, "{read:?}: {look}");
+    }
+    for late in [
+        "INSERT INTO tenure.lane_wakes (at, queue, lane) VALUES (now() - interval '90 s', 'q', 'late')",
+        "INSERT INTO tenure.job_expiries (at, job_id) VALUES (now() - interval '90 s', gen_random_uuid())",
+        "INSERT INTO tenure.group_ends (id, job_id, ended_as) OVERRIDING SYSTEM VALUE VALUES (7, gen_random_uuid(), 'settled')",
+    ] {
+        bench.execute(late).await;
+    }
+    for (look, table) in [
+        ("SELECT * FROM tenure.tend_lanes(1000, false)", "tenure.lane_wakes"),
+        ("SELECT * FROM tenure.release_followers(1000)", "tenure.group_ends"),
+        (expire.as_str(), "tenure.job_expiries"),
+    ] {
+        let mut looks = 0;
+        while bench.count(table).await > 0 {
+            looks += 1;
+            assert!(looks < 3_000, "{table}");
+            sqlx::raw_sql(AssertSqlSafe(look)).execute(&mut connection).await.unwrap();
+        }
+    }
+    open.rollback().await.unwrap();
+}

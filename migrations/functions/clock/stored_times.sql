@@ -43,6 +43,7 @@ SELECT t.relation, unnest(t.names), t.ahead, t.passes, t.rule
        ('lane_wakes', '{at}', NULL, true, 'follow_clock: a look too many finds nothing'),
        ('lanes', '{refilled_at}', '0', true, 'its tokens count from now'),
        ('lanes', '{next_at}', '0', true, 'a look too many writes the right time'),
+       ('looks_from', '{at}', '0', true, 'look_from trusts none that lies ahead'),
        ('quarantine_counts', '{at}', NULL, true, 'tend_quarantines.sql counts none that lies ahead'),
        ('quarantines', '{began_at,removed_at}', NULL, true, 'shown'),
        ('quarantines', '{counted_from}', '0', true, 'it counts from now'),

@@ -48,7 +48,8 @@ BEGIN
                             WHEN due_then <= clock_timestamp() THEN (extract(epoch FROM due_then) * 1000000)::bigint END
          WHERE l.job_id = job AND l.due_at < never;
         IF FOUND THEN
-            INSERT INTO tenure.lane_wakes (at, queue, lane, job_id) VALUES (due_then, old.queue, old.lane, job);
+            INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
+            VALUES (greatest(due_then, clock_timestamp()), old.queue, old.lane, job);
         END IF;
     END IF;
 END $$;

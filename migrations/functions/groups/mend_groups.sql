@@ -20,6 +20,7 @@ DECLARE
     followers     uuid[];
     noted_jobs    uuid[];
     looked_at     tid[];
+    first_id      bigint;
 BEGIN
     -- Those that are still to start, or may come back.
     SELECT CASE WHEN count(*) >= most OR sum(p.n_of_edges) >= edges_at_once
@@ -59,7 +60,8 @@ BEGIN
                                   AND (SELECT true FROM tenure.jobs j WHERE j.id = o.before) IS NOT NULL
                                   FOR NO KEY UPDATE SKIP LOCKED));
     -- Once: the table has no index by job.
-    noted_jobs := ARRAY(SELECT g.job_id FROM tenure.group_ends g);
+    first_id := tenure.first_note();
+    noted_jobs := ARRAY(SELECT g.job_id FROM tenure.group_ends g WHERE g.id >= first_id);
     INSERT INTO tenure.group_ends (job_id, ended_as)
     WITH not_live AS MATERIALIZED (
         SELECT DISTINCT d.before, d.state FROM tenure.job_edges d

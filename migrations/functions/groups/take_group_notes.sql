@@ -9,6 +9,8 @@
 CREATE OR REPLACE FUNCTION tenure.take_group_notes(most int, OUT ids bigint[], OUT has_ends boolean,
     OUT followers uuid[], OUT failed_followers uuid[], OUT hopeless_followers uuid[], OUT steps jsonb)
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    first_id CONSTANT bigint := tenure.first_note();
 BEGIN
     SELECT array_agg(e.id), bool_or(e.ended_as <> 'settled'),
            array_agg(DISTINCT e.job_id) FILTER (WHERE e.ended_as = 'settled' AND e.step IS NULL),
@@ -17,7 +19,8 @@ BEGIN
            jsonb_agg(DISTINCT jsonb_build_array(e.job_id, e.step))
                FILTER (WHERE e.ended_as = 'settled' AND e.step IS NOT NULL)
       INTO ids, has_ends, followers, failed_followers, hopeless_followers, steps
-      FROM (SELECT g.* FROM tenure.group_ends g ORDER BY g.id LIMIT most FOR UPDATE SKIP LOCKED) e;
+      FROM (SELECT g.* FROM tenure.group_ends g
+             WHERE g.id >= first_id ORDER BY g.id LIMIT most FOR UPDATE SKIP LOCKED) e;
 END $$;
 
 REVOKE ALL ON FUNCTION tenure.take_group_notes(int) FROM PUBLIC;

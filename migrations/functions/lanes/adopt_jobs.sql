@@ -42,7 +42,7 @@ BEGIN
             ON CONFLICT DO NOTHING
     ), woken AS (
         INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
-        SELECT publish_at, adopt_jobs.of, coalesce(lane, ''), id FROM waiting
+        SELECT greatest(publish_at, clock_timestamp()), adopt_jobs.of, coalesce(lane, ''), id FROM waiting
     ), named AS (
         UPDATE tenure.jobs j
            SET lane = coalesce(j.lane, ''), priority = coalesce(j.priority, 0),

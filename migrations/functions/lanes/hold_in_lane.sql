@@ -25,7 +25,8 @@ BEGIN
     this_lane := format(E'\n%s %s\n', NEW.queue, NEW.lane);
     IF due < never AND (NOT is_due OR strpos(woken, this_lane) = 0) THEN
         INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
-        VALUES (due, NEW.queue, NEW.lane, CASE WHEN place IS NULL THEN NEW.id END);
+        -- None in the past, however long ago the job was due: looks at wakes begin a minute ago.
+        VALUES (greatest(due, clock_timestamp()), NEW.queue, NEW.lane, CASE WHEN place IS NULL THEN NEW.id END);
         IF is_due THEN
             PERFORM set_config('tenure.woken', right(woken, 4000) || this_lane, true);
         END IF;

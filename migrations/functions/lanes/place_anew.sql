@@ -16,7 +16,7 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
         RETURNING l.job_id, l.queue, l.lane, l.place, l.due_at
     )
     INSERT INTO tenure.lane_wakes (at, queue, lane, job_id)
-    SELECT due_at, queue, lane, job_id FROM moved WHERE place IS NULL
+    SELECT greatest(due_at, clock_timestamp()), queue, lane, job_id FROM moved WHERE place IS NULL
 $$;
 
 REVOKE ALL ON FUNCTION tenure.place_anew(text, boolean) FROM PUBLIC;

@@ -19,6 +19,7 @@ DECLARE
     moment        CONSTANT timestamptz := clock_timestamp();
     lanes_at_once CONSTANT int := 200;
     lanes_of_each CONSTANT int := 20;
+    wakes_from    CONSTANT timestamptz := tenure.look_from('lane_wakes');
     woken_queues  text[];
     woken_lanes   text[];
     has_more      boolean;
@@ -30,7 +31,8 @@ BEGIN
       FROM (SELECT *
               FROM (SELECT DISTINCT queue, lane
                       FROM (SELECT w.queue, w.lane FROM tenure.lane_wakes w
-                             WHERE w.at <= moment AND w.job_id IS NULL ORDER BY w.at, w.id LIMIT 2000) w) w
+                             WHERE w.at BETWEEN wakes_from AND moment AND w.job_id IS NULL
+                             ORDER BY w.at, w.id LIMIT 2000) w) w
              ORDER BY random() LIMIT lanes_at_once) w;
     FOR of IN
         WITH due (queue, lane) AS MATERIALIZED (

@@ -7,8 +7,9 @@
 -- has locked stays for the next look.
 -- Made of parts: `scripts/statement expire` prints it whole.
 WITH noted_down AS MATERIALIZED (
-    SELECT e.at, e.job_id FROM tenure.job_expiries e
+    SELECT e.ctid AS place, e.job_id FROM tenure.job_expiries e
      WHERE $1::uuid[] IS NULL AND e.at <= statement_timestamp()
+       AND e.at >= (SELECT tenure.look_from('job_expiries'))
      ORDER BY e.at, e.job_id LIMIT $2
        FOR UPDATE SKIP LOCKED
 ), locked AS MATERIALIZED (
@@ -23,16 +24,19 @@ WITH noted_down AS MATERIALIZED (
      ORDER BY j.id
        FOR UPDATE OF j SKIP LOCKED
 ), done AS (
+    -- By place: a join may go through the whole table, also where nothing has expired.
     DELETE FROM tenure.job_expiries e
-     USING noted_down n
-     WHERE e.at = n.at AND e.job_id = n.job_id
-       AND (n.job_id IN (SELECT id FROM locked)
-            OR NOT EXISTS (SELECT FROM tenure.jobs j
-                            WHERE j.id = n.job_id AND j.not_after <= statement_timestamp()))
+     WHERE e.ctid = ANY (ARRAY(
+           SELECT n.place FROM noted_down n
+            WHERE n.job_id IN (SELECT id FROM locked)
+               OR (SELECT true FROM tenure.jobs j
+                    WHERE j.id = n.job_id AND j.not_after <= statement_timestamp()) IS NULL))
 ), put_off AS (
     UPDATE tenure.job_expiries e
        SET at = statement_timestamp() + interval '1 minute'
-      FROM noted_down n JOIN tenure.jobs j ON j.id = n.job_id
-     WHERE e.at = n.at AND e.job_id = n.job_id AND j.status = 'processing' AND j.not_after <= statement_timestamp()
+     WHERE e.ctid = ANY (ARRAY(
+           SELECT n.place FROM noted_down n
+            WHERE (SELECT j.status = 'processing' AND j.not_after <= statement_timestamp()
+                     FROM tenure.jobs j WHERE j.id = n.job_id)))
 )
 -- include job/parts/end_attempt.sql

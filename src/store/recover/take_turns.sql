@@ -27,7 +27,8 @@ SELECT mine.turns AS taken,
        EXISTS (SELECT FROM tenure.followers) AS has_groups,
        mine.some AND tenure.has_redrives() AS has_redrives,
        tenure.has_quarantines() AS has_quarantines,
-       mine.some AND EXISTS (SELECT FROM tenure.job_expiries) AS has_expiries,
+       mine.some AND EXISTS (SELECT FROM tenure.job_expiries
+                              WHERE at >= (SELECT tenure.look_from('job_expiries'))) AS has_expiries,
        mine.some AND EXISTS (
             SELECT FROM tenure.workers
              WHERE probe_subject IS NOT NULL AND worker_id <> $2
