@@ -38,8 +38,8 @@ pub(crate) struct Delivery {
     pub(crate) deliveries: i64,
     /// The number of undelivered messages of its queue at this delivery.
     pub(crate) pending: u64,
-    /// The jobs that the message names, each with its dispatch, if it names several. It is empty, too, if the body names
-    /// another number of jobs than the subject: such a message is malformed.
+    /// The jobs that the message names, each with its dispatch, if it names several. Empty, too, if its body names
+    /// another number of jobs than its subject: such a message is malformed.
     several: Vec<(JobId, i32)>,
     /// The job and its dispatch, if this is the part of one job in a message that names several.
     pub(crate) part: Option<(JobId, i32)>,
