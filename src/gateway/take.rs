@@ -65,8 +65,8 @@ pub(super) struct Queue {
     /// Its limit and its pause.
     pub(super) slots: Slots,
     pub(super) measures: QueueMeasures,
-    /// Or why it was not found, and when.
-    consumer: Mutex<Option<Result<PullConsumer, (Instant, Refusal)>>>,
+    /// With the number of the connection on which it was found; or why it was not, and when.
+    consumer: Mutex<Option<Result<(u64, PullConsumer), (Instant, Refusal)>>>,
     taking: Semaphore,
     /// When they were read, and why they could not be.
     settings_read: Mutex<Option<(Instant, Option<Refusal>)>>,
@@ -318,8 +318,10 @@ impl Gateway {
     pub(super) async fn consumer(&self, queue: &Queue) -> Result<PullConsumer, Refusal> {
         // One asks. Its answer is that of those who wait meanwhile, also while NATS does not answer.
         let mut consumer = queue.consumer.lock().await;
+        let connection = *self.0.nats.connections().borrow();
         match &*consumer {
-            Some(Ok(found)) => return Ok(found.clone()),
+            // Another connection may lead to a server that went back.
+            Some(Ok((on, found))) if *on == connection => return Ok(found.clone()),
             Some(Err((at, refusal))) if at.elapsed() < SETTINGS_FOR => return Err(refusal.clone()),
             _ => {}
         }
@@ -330,7 +332,8 @@ impl Gateway {
         let unavailable =
             |error: crate::errors::NatsError| Refusal::new(Code::Unavailable, error.to_string());
         let found = ensured.await.map(|(found, _)| found).map_err(unavailable);
-        *consumer = Some(found.clone().map_err(|refusal| (Instant::now(), refusal)));
+        let kept = found.clone().map(|found| (connection, found));
+        *consumer = Some(kept.map_err(|refusal| (Instant::now(), refusal)));
         found
     }
 

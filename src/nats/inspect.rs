@@ -21,7 +21,7 @@ use super::{
     connect::{Nats, Said},
     message::id_of_submission,
     publish::{JOB_ID, kind_and_jobs},
-    topology::{consumer_definition, consumer_drift, stream_definition, stream_drift},
+    topology::{AHEAD, consumer_definition, consumer_drift, stream_definition, stream_drift},
 };
 use crate::{
     job::{JobId, check_kind, check_queue, storable},
@@ -193,8 +193,12 @@ impl Nats {
         // NATS reports it from 2.11 on.
         let is_paused = answer.get("paused").and_then(Value::as_bool).unwrap_or_default();
         let info: consumer::Info = read(answer)?;
+        let mut drift = consumer_drift(&info.config, &should);
+        if self.is_ahead(name, &info).await.is_ok_and(|is_ahead| is_ahead) {
+            drift.push(AHEAD.into());
+        }
         Ok(ConsumerSeen {
-            drift: consumer_drift(&info.config, &should),
+            drift,
             ack_wait: info.config.ack_wait,
             pending: info.num_pending,
             unacknowledged: info.num_ack_pending as u64,

@@ -3,20 +3,28 @@
 //! A worker creates a missing stream or consumer and reports differences, but changes nothing: two versions would
 //! fight. `tenure migrate` makes the changes.
 
-use std::sync::PoisonError;
+use std::{sync::PoisonError, time::Duration};
 
 use async_nats::jetstream::{
     self,
-    consumer::{PullConsumer, pull},
+    consumer::{self, PullConsumer, pull},
     context::{CreateStreamErrorKind, GetStreamErrorKind},
     stream,
 };
+use serde_json::json;
+use tokio::time::sleep;
 
 use super::{
     connect::{Nats, NatsError},
     inspect::is_denial,
 };
-use crate::job::duration::written;
+use crate::{job::duration::written, observe::repeats};
+
+/// How long a message may stay after its acknowledgement.
+const KEPT_FOR: Duration = Duration::from_secs(1);
+/// What is wrong with a consumer that has delivered what its stream does not have.
+pub(super) const AHEAD: &str = "the consumer is ahead of its stream, which went back: what the stream accepts next is \
+                                not delivered until the consumer is made anew";
 
 const STREAM: &str = include_str!("../../nats/stream.json");
 const CONSUMER: &str = include_str!("../../nats/consumer.json");
@@ -158,9 +166,24 @@ impl Nats {
         let before = self.said.borrow().count;
         let found =
             self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
+        let found = match found {
+            Ok(consumer) if self.is_ahead(name, consumer.cached_info()).await? => {
+                if let Some(left_out) = repeats::tell("ahead", &name) {
+                    tracing::warn!(queue = name, left_out, "{AHEAD}");
+                }
+                let deleted = self.context.delete_consumer_from_stream(name, self.stream.as_str()).await;
+                if let Err(error) = deleted {
+                    tracing::error!(queue = name, %error,
+                        "could not make the consumer anew: run `tenure migrate --queue {name}` as a user that may");
+                    return Ok((consumer, vec![]));
+                }
+                None
+            }
+            found => found.ok(),
+        };
         let consumer = match found {
-            Ok(consumer) => consumer,
-            Err(_) => match self
+            Some(consumer) => consumer,
+            None => match self
                 .context
                 .create_consumer_strict_on_stream(should.clone(), self.stream.as_str())
                 .await
@@ -186,6 +209,40 @@ impl Nats {
         };
         let drift = consumer_drift(&consumer.cached_info().config, &should);
         Ok((consumer, drift))
+    }
+
+    /// Whether a consumer counts messages as delivered that it never had: the stream went back, and the server set no
+    /// consumer back. Either the stream ends before what was delivered; or it has gone on since, and keeps messages
+    /// that count as acknowledged. Ask for the consumer first: the stream may go on meanwhile.
+    pub(super) async fn is_ahead(&self, name: &str, consumer: &consumer::Info) -> Result<bool, NatsError> {
+        let (delivered, floor) = (consumer.delivered.stream_sequence, consumer.ack_floor.stream_sequence);
+        if delivered == 0 {
+            return Ok(false);
+        }
+        let stream = self.context.get_stream(self.stream.as_str()).await;
+        let state =
+            stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().state.clone();
+        if state.last_sequence < delivered {
+            return Ok(true);
+        }
+        if state.first_sequence > floor {
+            return Ok(false);
+        }
+        let is_kept = async || self.first_of(name).await.is_some_and(|first| first <= floor);
+        if !is_kept().await {
+            return Ok(false);
+        }
+        // A message goes a moment after its acknowledgement.
+        sleep(KEPT_FOR).await;
+        Ok(is_kept().await)
+    }
+
+    /// Returns the sequence of a queue's first message. `None`: it has none, or NATS does not say.
+    async fn first_of(&self, name: &str) -> Option<u64> {
+        let question = json!({ "seq": 1, "next_by_subj": format!("{}.{name}.>", self.prefix) });
+        let asked = self.context.request(format!("STREAM.MSG.GET.{}", self.stream), &question).await;
+        let answer: serde_json::Value = asked.ok()?;
+        answer.pointer("/message/seq")?.as_u64()
     }
 
     /// Creates or changes the stream and the consumers of these queues, for `tenure migrate`.

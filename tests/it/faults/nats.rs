@@ -1,6 +1,9 @@
 //! NATS that is killed, frozen, restored from a backup, full, changed by hand, or a cluster that loses its leader.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use async_nats::jetstream::{
     self,
@@ -12,6 +15,7 @@ use serde_json::{Value, json};
 use tenure::{
     Config, JobContext, JobRequest, KindOptions, Tenure, Worker,
     dev::{Nats, free_port},
+    doctor::DoctorOptions,
 };
 
 use super::{all_done_once, enqueue, linked, none_was_charged, worker};
@@ -153,6 +157,108 @@ async fn a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none() {
     let working = Running::start(worker(&bench.tenure, 10));
     all_done_once(&bench, 40).await;
     assert_eq!(bench.count("tenure.job_executions_all").await, 40);
+    working.stop().await;
+}
+
+/// A server of 2.12, which `scripts/setup test` installs beside the newest one.
+struct Old {
+    process: Option<std::process::Child>,
+    folder: PathBuf,
+    port: u16,
+}
+
+impl Old {
+    fn start(folder: &Path) -> Self {
+        let mut old = Self { process: None, folder: folder.into(), port: free_port().unwrap() };
+        old.restart();
+        old
+    }
+
+    fn restart(&mut self) {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/nats-2.12/bin/nats-server");
+        let port = self.port.to_string();
+        let mut command = std::process::Command::new(program);
+        command.args(["-a", "127.0.0.1", "-p", &port, "-js", "-sd"]).arg(self.folder.join("data"));
+        command.stderr(std::fs::File::create(self.folder.join("log")).unwrap());
+        self.process = Some(command.spawn().expect("`make test` installs it into .tools/nats-2.12"));
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            rustix::process::kill_process(rustix::process::Pid::from_child(&process), Signal::TERM).unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// Puts the messages back to an earlier copy, and not what the consumers have delivered, as a power cut may.
+    fn go_back(&mut self, stream: &str) {
+        self.stop();
+        let messages = format!("jetstream/$G/streams/{stream}/msgs");
+        std::fs::remove_dir_all(self.folder.join("data").join(&messages)).unwrap();
+        copy(&self.folder.join("before").join(&messages), &self.folder.join("data").join(&messages));
+        self.restart();
+    }
+}
+
+impl Drop for Old {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the stream accepts next has sequences that the consumer has delivered already.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_that_is_ahead_of_its_stream_is_made_anew() {
+    let folder = run_folder().join(format!("old-nats-{}", uuid::Uuid::new_v4().simple()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut old = Old::start(&folder);
+    let url = format!("nats://127.0.0.1:{}", old.port);
+    for _ in 0..100 {
+        if async_nats::connect(&url).await.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let bench = bench_with(|config| {
+        steady(config);
+        config.nats_url.clone_from(&url);
+    })
+    .await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    old.stop();
+    copy(&folder.join("data"), &folder.join("before"));
+    old.restart();
+    until_up(&bench).await;
+    let subject = format!("{}.q.k", bench.config.subject_prefix);
+    let submit = async || {
+        for _ in 0..5 {
+            bench.js.publish(subject.clone(), "1".into()).await.unwrap().await.unwrap();
+        }
+    };
+    let does_nothing = || {
+        let worker = Worker::builder(&bench.tenure);
+        worker.handle_any(KindOptions::new(), |_: Value, _| async {}).concurrency("q", 10)
+    };
+    let done = async |jobs: i64| bench.until_count("tenure.job_history", jobs).await;
+    submit().await;
+    let working = Running::start(does_nothing());
+    done(5).await;
+    working.stop().await;
+    old.go_back(&bench.config.stream);
+    until_up(&bench).await;
+    let mut options = DoctorOptions::default();
+    options.queues.push("q".into());
+    let found = bench.tenure.doctor(&options).await;
+    let of_consumer = found.iter().find(|check| check.check == "consumer").unwrap();
+    assert!(of_consumer.found.starts_with("the consumer is ahead of its stream"), "{of_consumer:?}");
+    submit().await;
+    let working = Running::start(does_nothing());
+    done(10).await;
+    // The same with a worker that lives through it.
+    old.go_back(&bench.config.stream);
+    until_up(&bench).await;
+    submit().await;
+    done(15).await;
     working.stop().await;
 }
 
