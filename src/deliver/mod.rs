@@ -480,7 +480,7 @@ impl Deliver {
                 }
                 return Ok(Ok(claim));
             }
-            Err(error) if error.may_pass() => return Err(error),
+            Err(error) if error.may_pass() || error.is_of_the_statement() => return Err(error),
             Err(error) => JobError::from(error).text(),
         };
         self.store.database_time().await?;

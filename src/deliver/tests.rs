@@ -426,6 +426,34 @@ async fn buries(place: &Place, deliver: &Deliver, another: &Deliver, endless: &s
     }
 }
 
+/// A missing right is that of all jobs of a queue, and a locked table stands in everybody's way.
+#[tokio::test]
+async fn what_no_claim_of_a_queue_can_have_buries_no_job() {
+    let place = slow_place().await;
+    let deliver = deliver_at_once(&place);
+    let job = place.job().await;
+    let mut again = place.ticket(job, 1);
+    again.deliveries = 9;
+    let refuse = "CREATE FUNCTION denied() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                      RAISE EXCEPTION 'permission denied' USING ERRCODE = '42501'; END $$";
+    place.execute(refuse).await;
+    let trigger = format!(
+        "CREATE TRIGGER denied BEFORE UPDATE ON tenure.jobs FOR EACH ROW WHEN (NEW.id = '{job}')
+         EXECUTE FUNCTION denied()"
+    );
+    place.execute(&trigger).await;
+    for _ in 0..3 {
+        assert!(matches!(decide(&deliver, &again).await, Delivered::Missed(Missed::Unanswered)));
+        claim_of(decide(&deliver, &place.ticket(place.job().await, 1)).await);
+    }
+    place.execute("DROP TRIGGER denied ON tenure.jobs").await;
+    let mut lock = place.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.jobs").execute(&mut *lock).await.unwrap();
+    assert!(matches!(decide(&deliver, &again).await, Delivered::Missed(Missed::Unanswered)));
+    lock.rollback().await.unwrap();
+    claim_of(decide(&deliver, &again).await);
+}
+
 fn request(job: JobId) -> ClaimRequest {
     ClaimRequest {
         job,

@@ -559,7 +559,7 @@ impl Store {
         let query = query.bind(request.stale_after.as_secs_f64()).bind(request.on_crash);
         let query = query.bind(worker_id.to_owned()).bind(worker_host.to_owned());
         let sent_at = Instant::now();
-        let rows = self.rows_within(self.within() / 2, query).await?;
+        let rows = self.rows_alone(query).await?;
         Ok(claims_of(&rows, std::slice::from_ref(request), sent_at)?.pop().flatten())
     }
 

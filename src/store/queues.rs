@@ -198,7 +198,7 @@ impl Store {
         let request = std::slice::from_ref(request);
         let Some(query) = claim_limited(request, worker_id, worker_host) else { return Ok(None) };
         let sent_at = Instant::now();
-        let rows = self.rows_within(self.within() / 2, query).await?;
+        let rows = self.rows_alone(query).await?;
         Ok(limited(rows, request, sent_at)?.claims.into_iter().next().flatten())
     }
 

@@ -120,8 +120,13 @@ impl StoreError {
 
     /// Whether one row of many may be at fault, rather than the statement or the server.
     pub(crate) fn may_be_of_one_row(&self) -> bool {
-        let of_a_value = matches!(self, Self::Refused(_)) && !self.has_code(|code| code.starts_with("42"));
+        let of_a_value = matches!(self, Self::Refused(_)) && !self.is_of_the_statement();
         of_a_value || self.is_locked()
+    }
+
+    /// Whether the statement fails for each row alike: a right, a table or a function is missing.
+    pub(crate) fn is_of_the_statement(&self) -> bool {
+        self.has_code(|code| code.starts_with("42"))
     }
 
     /// Whether Postgres refused the statement because the role lacks a right: see `postgres/roles.sql`.

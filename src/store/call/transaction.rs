@@ -187,6 +187,22 @@ impl Store {
         self.rows_within(self.within / 2, query).await
     }
 
+    /// Runs a statement about one row that the server ends in half the time of a call. A wait for a lock, also of the
+    /// whole table, ends sooner, as such: it is not the row's fault.
+    pub(in crate::store) async fn rows_alone(&self, query: Query<'static, Postgres, PgArguments>) -> Rows {
+        let within = self.within / 2;
+        self.own_transaction(move |transaction| {
+            async move {
+                limit_statements(transaction, within).await?;
+                let locks = format!("SET LOCAL lock_timeout = {}", milliseconds(within.mul_f64(0.8)));
+                sqlx::raw_sql(AssertSqlSafe(locks)).execute(&mut *transaction).await?;
+                query.fetch_all(&mut *transaction).await
+            }
+            .boxed()
+        })
+        .await
+    }
+
     /// Runs a statement that the server ends after `within`; such an end says nothing about the server.
     pub(in crate::store) async fn rows_within(
         &self,
