@@ -42,13 +42,14 @@ async fn looked(place: &Place) -> Looked {
 /// Moves the last look, or the suspicion, this many renewals into the past.
 async fn set(place: &Place, column: &str, renewals: f64) {
     let sql = format!(
-        "UPDATE tenure.workers SET {column} = clock_timestamp() - interval '10 s' * {renewals} WHERE {column} IS NOT NULL"
+        "UPDATE tenure.workers SET {column} = clock_timestamp() - interval '10 s' * {renewals} WHERE {column} IS NOT NULL \
+         AND worker_id = 'dead'"
     );
     place.execute(&sql).await;
 }
 
 async fn of(place: &Place, column: &str) -> String {
-    place.value(&format!("SELECT {column} FROM tenure.workers")).await
+    place.value(&format!("SELECT {column} FROM tenure.workers WHERE worker_id = 'dead'")).await
 }
 
 #[test]
@@ -95,16 +96,18 @@ fn a_worker_that_has_just_started_judges_only_those_that_renewed_their_row_short
 async fn a_worker_without_a_subscriber_on_two_looks_is_gone() {
     let place = place().await;
     silent_for(&place, 2.5, "nobody").await;
-    assert_eq!(look_once(&place).await, 0);
-    assert_ne!(of(&place, "suspected_at").await, "");
-    // Somebody said hello to a gateway under ten names, and fell silent.
+    // Somebody said hello to a gateway under many names, and fell silent before. One look probes a hundred.
     place
         .execute(
-            "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, renew_every, last_seen_at) \
-             SELECT 'made-up-' || n, 'h', 1, '{q}', 1, '0', interval '4 s', clock_timestamp() - interval '10 s' \
-               FROM generate_series(1, 10) n",
+            "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, language, renew_every,
+                    probe_subject, last_seen_at, probed_at) \
+             SELECT 'made-up-' || n, 'h', 1, '{q}', 1, '0', 'test', interval '4 s', 'made-up.' || n,
+                    clock_timestamp() - interval '60 s', clock_timestamp() - interval '60 s'
+               FROM generate_series(1, 100) n",
         )
         .await;
+    assert_eq!(look_once(&place).await, 0);
+    assert_ne!(of(&place, "suspected_at").await, "");
     // Two fifths of a renewal apart; meanwhile other workers look, every fifth.
     for (suspected, probed, reset) in [(0.2, 0.3, 0), (0.6, 0.05, 0), (0.6, 0.3, 1)] {
         set(&place, "suspected_at", suspected).await;

@@ -7,26 +7,29 @@
 -- subscriber. A job's heartbeat also proves that its owner is alive.
 -- The statement resets nothing while owners have time to write (a grace, or one that the next scan will start;
 -- an open breaker), nor when more than half of the workers, and more than three, look gone at once: the workers
--- are then rarely the cause. The scanner resets the jobs after stale_after. Only workers that can be probed count:
--- anybody can say hello to a gateway under many names.
+-- are then rarely the cause. The scanner resets the jobs after stale_after. Those behind gateways count by themselves:
+-- anybody can say hello there under many names.
 -- SKIP LOCKED: another prober holds the row; or a dead worker's transaction still holds it, for a while.
 -- Made of parts: `scripts/statement reset_vanished` prints it whole.
 WITH calm AS (
-    SELECT FROM tenure.scanner_state s
+    SELECT of.are_foreign
+      FROM tenure.scanner_state s
+     CROSS JOIN (SELECT language IS NOT NULL AS are_foreign
+                   FROM tenure.workers
+                  WHERE last_seen_at > statement_timestamp() - interval '10 minutes' AND probe_subject IS NOT NULL
+                  GROUP BY language IS NOT NULL
+                 HAVING count(*) FILTER (WHERE last_seen_at < statement_timestamp() - 2 * renew_every)
+                            <= greatest(3, count(*) / 2)) of
      WHERE coalesce(s.grace_until < statement_timestamp(), true)
        AND coalesce(s.server_started_at = pg_postmaster_start_time(), true)
        AND coalesce(s.last_scan_at > statement_timestamp() - 3 * $3::float8 * interval '1 second', true)
        AND coalesce(s.breaker_since < statement_timestamp() - $4::float8 * interval '1 second', true)
-       AND (SELECT count(*) FILTER (WHERE last_seen_at < statement_timestamp() - 2 * renew_every)
-                       <= greatest(3, count(*) / 2)
-              FROM tenure.workers
-             WHERE last_seen_at > statement_timestamp() - interval '10 minutes' AND probe_subject IS NOT NULL)
 ), vanished AS MATERIALIZED (
     SELECT w.worker_id, w.renew_every FROM tenure.workers w
      WHERE w.worker_id = ANY ($1::text[])
        AND w.last_seen_at < statement_timestamp() - 2 * w.renew_every
        AND w.suspected_at < statement_timestamp() - $2::float8 * interval '1 second'
-       AND EXISTS (SELECT FROM calm)
+       AND EXISTS (SELECT FROM calm WHERE are_foreign = (w.language IS NOT NULL))
      ORDER BY w.worker_id
        FOR UPDATE OF w SKIP LOCKED
 ), locked AS MATERIALIZED (

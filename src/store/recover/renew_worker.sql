@@ -2,9 +2,10 @@
 --
 --   $1 worker id  $2 probe subject  $3 what keeps it from taking jobs, or NULL  $4 whether it drains
 --
--- Returns the number of live workers: those that missed no renewals.
+-- Returns the number of live workers: those that missed no renewals, without those behind gateways, which take no turns.
 UPDATE tenure.workers
    SET last_seen_at = clock_timestamp(), suspected_at = NULL, probe_subject = $2, not_ready = $3,
        draining_at = CASE WHEN $4 THEN coalesce(draining_at, clock_timestamp()) END
  WHERE worker_id = $1
-RETURNING (SELECT count(*) FROM tenure.workers WHERE last_seen_at > statement_timestamp() - 1.4 * renew_every) AS workers
+RETURNING (SELECT count(*) FROM tenure.workers
+            WHERE language IS NULL AND last_seen_at > statement_timestamp() - 1.4 * renew_every) AS workers

@@ -5,7 +5,7 @@
 --      know why the others fell silent
 --
 -- One worker at a time probes a process, however many workers there are: a frozen process reads no probes,
--- and too many would make NATS close its connection.
+-- and too many would make NATS close its connection. In turn, so that many that stay silent keep none from its probe.
 UPDATE tenure.workers w
    SET probed_at = clock_timestamp()
   FROM (SELECT worker_id FROM tenure.workers
@@ -14,7 +14,7 @@ UPDATE tenure.workers w
            AND last_seen_at < statement_timestamp() - 1.4 * renew_every
            AND coalesce(last_seen_at > statement_timestamp() - $3::float8 * interval '1 second', true)
            AND coalesce(probed_at < statement_timestamp() - $1::float8 * interval '1 second', true)
-         ORDER BY last_seen_at
+         ORDER BY probed_at NULLS FIRST, last_seen_at
          LIMIT 100
            FOR NO KEY UPDATE SKIP LOCKED) silent
  WHERE w.worker_id = silent.worker_id

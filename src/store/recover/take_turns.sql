@@ -18,7 +18,9 @@ WITH taken AS (
     SELECT coalesce(array_agg(turn), '{}') AS turns, count(*) > 0 AS some FROM taken
 )
 SELECT mine.turns AS taken,
-       (SELECT count(*) FROM tenure.workers WHERE last_seen_at > statement_timestamp() - 3 * renew_every) AS workers,
+       -- Those behind gateways take no turns.
+       (SELECT count(*) FROM tenure.workers
+         WHERE language IS NULL AND last_seen_at > statement_timestamp() - 3 * renew_every) AS workers,
        CASE WHEN mine.some THEN (
             SELECT extract(epoch FROM min(next_at) - clock_timestamp()) FROM tenure.schedules s WHERE paused_at IS NULL
                AND NOT (s.overlap = 'queue' AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = s.last_job_id)))
