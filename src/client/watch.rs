@@ -264,7 +264,7 @@ async fn run(mut end: End) {
     let shared = end.shared.clone();
     let (tell, mut told) = mpsc::channel(HINTS_MAX);
     let _talks = AbortOnDropHandle::new(tokio::spawn(talk(shared.clone(), tell)));
-    let mut looks = Looks { left: LOOKS_AT_ONCE, counted_at: Instant::now() };
+    let mut looks = Looks { left: LOOKS_AT_ONCE, counted_at: Instant::now(), most: LOOKED_AT_MAX };
     let mut idle_since = None;
     loop {
         let now = Instant::now();
@@ -278,7 +278,7 @@ async fn run(mut end: End) {
                 // Those that will soon be due come along: so the looks at many jobs fall together.
                 let soon = |watched: &Watched| now + watched.pause / 4;
                 let due = state.jobs.iter().filter(|(_, watched)| is_due && watched.look_at <= soon(watched));
-                due.map(|(job, _)| *job).take(LOOKED_AT_MAX).collect()
+                due.map(|(job, _)| *job).take(looks.most).collect()
             };
             let next = state.jobs.values().map(|watched| watched.look_at).min();
             if next.is_some() {
@@ -293,7 +293,9 @@ async fn run(mut end: End) {
         };
         if !due.is_empty() {
             looks.left -= 1;
-            look(&shared, &due).await;
+            let is_seen = look(&shared, &due).await;
+            // The outputs of fewer jobs may come in time.
+            looks.most = if is_seen { looks.most * 2 } else { due.len() / 4 }.clamp(1, LOOKED_AT_MAX);
             continue;
         }
         let wake_at = next.map_or(now + IDLE_FOR, |at| at.max(free_at));
@@ -350,6 +352,8 @@ async fn talk(shared: Arc<Shared>, tell: mpsc::Sender<Hint>) {
 struct Looks {
     left: u32,
     counted_at: Instant,
+    /// The most jobs of the next one.
+    most: usize,
 }
 
 impl Looks {
@@ -406,12 +410,13 @@ async fn ask(shared: &Shared) {
     }
 }
 
-/// Looks at these jobs, and tells their watchers what has changed.
-async fn look(shared: &Shared, jobs: &[JobId]) {
+/// Looks at these jobs, and tells their watchers what has changed. Returns whether Postgres has answered.
+async fn look(shared: &Shared, jobs: &[JobId]) -> bool {
     let began_at = Instant::now();
     let looked = shared.store.looks(jobs).await;
     let mut state = shared.state();
     let now = Instant::now();
+    let is_seen = looked.is_ok();
     let mut answers = match looked {
         Ok(seen) => seen.into_iter().map(Ok).collect::<Vec<_>>(),
         Err(error) => {
@@ -434,6 +439,7 @@ async fn look(shared: &Shared, jobs: &[JobId]) {
             watched.look_at = now + OVER_FOR;
         }
     }
+    is_seen
 }
 
 impl Watched {

@@ -26,7 +26,8 @@ use crate::{
     },
 };
 
-/// The most ends of one answer to `outputs`.
+/// How many ends an answer to `outputs` reads at first, and at most at once.
+const ENDS_AT_FIRST: i64 = 16;
 const ENDS_MAX: i64 = 1_000;
 /// The bytes of an answer that are not ends, and those of an end that are not its output.
 const OVERHEAD: usize = 4_096;
@@ -126,30 +127,36 @@ impl Gateway {
         let name: Option<String> = request.optional("name", "the name of an `all`")?;
         name.as_deref().map_or(Ok(()), |name| check_name("name", name))?;
         let after: i64 = request.optional("after", "an integer, as `next` has it")?.unwrap_or_default();
-        let ends = self.0.store.outputs(receipt.job, name.as_deref(), after, ENDS_MAX).await?;
+        let most = self.room_of_answer();
+        let (mut room, mut read, mut at_once) = (most, 0, ENDS_AT_FIRST);
+        let (mut texts, mut next) = (Vec::new(), after);
+        let has_more = 'all: loop {
+            let ends = self.0.store.outputs(receipt.job, name.as_deref(), next, at_once).await?;
+            let is_last = i64::try_from(ends.len()).is_ok_and(|n| n < at_once);
+            for end in ends {
+                let output = end.output.as_deref().unwrap_or("null");
+                read += output.len();
+                // A job that does not need it goes on.
+                let is_omitted = !is_plain(output) || output.len() + END > most;
+                let output = if is_omitted { r#"null,"output_omitted":true"# } else { output };
+                if output.len() + END > room || texts.len() == ENTRIES_MAX {
+                    break 'all true;
+                }
+                room -= output.len() + END;
+                let (id, completed) = (end.id, end.is_completed);
+                texts.push(format!(r#"{{"job":"{id}","completed":{completed},"output":{output}}}"#));
+                next = end.n;
+            }
+            if is_last {
+                break false;
+            }
+            // About as many as have room: Postgres reads each output whole.
+            at_once = i64::try_from(room / (read / texts.len() + END)).unwrap_or(1).clamp(1, ENDS_MAX);
+        };
         if self.is_lost(&receipt).await? {
             return Ok(LOST.to_owned());
         }
-        let is_last = i64::try_from(ends.len()).is_ok_and(|n| n < ENDS_MAX);
-        let most = self.room_of_answer();
-        let mut room = most;
-        let (mut texts, mut next) = (Vec::new(), None);
-        let all = ends.len();
-        for end in ends {
-            let output = end.output.as_deref().unwrap_or("null");
-            // A job that does not need it goes on.
-            let is_omitted = !is_plain(output) || output.len() + END > most;
-            let output = if is_omitted { r#"null,"output_omitted":true"# } else { output };
-            if output.len() + END > room {
-                break;
-            }
-            room -= output.len() + END;
-            let (id, completed) = (end.id, end.is_completed);
-            texts.push(format!(r#"{{"job":"{id}","completed":{completed},"output":{output}}}"#));
-            next = Some(end.n);
-        }
-        let next = next.filter(|_| !is_last || texts.len() < all);
-        let next = next.map_or_else(String::new, |next| format!(r#","next":{next}"#));
+        let next = if has_more { format!(r#","next":{next}"#) } else { String::new() };
         Ok(format!(r#"{{"ends":[{}]{next}}}"#, texts.join(",")))
     }
 
