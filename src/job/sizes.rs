@@ -1,6 +1,10 @@
 //! Sizes: how many bytes of JSON Postgres will write, from any door. A limit counts these, as SQL does: 180 KB of
 //! `1e-16383` are 328 MB of text.
 
+use serde_json::Value;
+
+use super::unstorable;
+
 /// The most bytes that a JSON text has as Postgres writes it: with a space after each comma and colon and none
 /// elsewhere, and with all digits that an exponent stands for.
 pub(crate) fn stored_bytes(json: impl AsRef<[u8]>) -> usize {
@@ -41,6 +45,11 @@ pub(crate) fn grows(json: &str) -> Option<String> {
              numbers as text"
         )
     })
+}
+
+/// Says why Postgres cannot hold a value that a handler leaves, or why it grows too much there.
+pub(crate) fn unfit(value: &Value) -> Option<String> {
+    unstorable(value).map(str::to_owned).or_else(|| grows(&value.to_string()))
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ pub const BASELINE: &[(&str, &str)] = files! {
 pub const FUNCTIONS: &[(&str, &str)] = files! {
     "functions",
     "attempt/cancel"
+    "attempt/check_growth"
     "attempt/complete"
     "attempt/end_queued"
     "attempt/fence"

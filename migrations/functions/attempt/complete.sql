@@ -11,6 +11,7 @@ DECLARE
     own_job tenure.jobs;
     is_kept boolean;
 BEGIN
+    PERFORM tenure.check_growth('the output', output);
     -- It waits for the row's lock: its verdict ends the transaction.
     DELETE FROM tenure.jobs j
      WHERE j.id = complete.job AND j.fencing_token = complete.token AND j.claim_id = complete.claim

@@ -11,6 +11,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqsc
 DECLARE
     lease interval;
 BEGIN
+    PERFORM tenure.check_growth('the result', result);
     SELECT j.stale_after INTO lease
       FROM tenure.jobs j
      WHERE j.id = once_store.job AND j.fencing_token = once_store.token AND j.claim_id = once_store.claim

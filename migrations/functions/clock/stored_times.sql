@@ -33,7 +33,7 @@ SELECT t.relation, unnest(t.names), t.ahead, t.passes, t.rule
        ('jobs', '{scheduled_at}', NULL, true, 'a caller chose it; after an attempt as effects.wakes_at'),
        ('jobs', '{started_at,created_at,cancel_requested_at}', NULL, true, 'shown'),
        ('jobs', '{publish_at}', NULL, true, 'as scheduled_at; follow_clock: now, if that is past'),
-       ('jobs', '{published_at}', '1 hour', false, 'a message is put off for less'),
+       ('jobs', '{published_at}', '20 minutes', false, 'a message is put off for less'),
        ('jobs', '{put_off_since}', '0', true, 'it waits from now'),
        ('jobs', '{not_after}', NULL, true, 'a caller chose it'),
        ('lane_jobs', '{due_at}', NULL, true, 'as jobs.scheduled_at'),

@@ -11,7 +11,7 @@ use sqlx::{PgConnection, Postgres, Row, postgres::PgArguments, query::Query};
 
 use super::{ContextError, JobContext, steps::taken};
 use crate::{
-    job::{JobError, Outcome, attempt::AttemptOutcome, check_key, codec::Part, unstorable},
+    job::{JobError, Outcome, attempt::AttemptOutcome, check_key, codec::Part, sizes::unfit},
     run::running::RunningJob,
     store::{
         COMPLETE_IN, COMPLETE_IN_TOLD, COMPLETE_UNKEPT_ONE, EFFECT, EFFECT_RESULT, FENCE, Isolation,
@@ -334,7 +334,7 @@ impl<S> JobContext<S> {
             }
             let result = work(&mut *tx).await?;
             let value = serde_json::to_value(&result).map_err(JobError::permanent)?;
-            if let Some(why) = unstorable(&value) {
+            if let Some(why) = unfit(&value) {
                 let text = format!("the result of effect {key:?} cannot be stored: {why}");
                 return Err(JobError::permanent(text));
             }
@@ -380,7 +380,7 @@ impl<S> JobContext<S> {
         output: Option<serde_json::Value>,
     ) -> Result<Outcome, JobError> {
         self.check_owned("complete_in").await?;
-        if let Some(why) = output.as_ref().and_then(unstorable) {
+        if let Some(why) = output.as_ref().and_then(unfit) {
             return Err(JobError::permanent(format!("the output cannot be stored: {why}")));
         }
         let sealed = output.as_ref().map(|output| self.seal_value(output)).transpose()?;
