@@ -112,7 +112,17 @@ impl Gateway {
         };
         self.0.store.register_worker(&registration).await?;
         let now = self.0.store.database_time().await?;
-        tracing::info!(worker = id, language, version, slots, "a worker behind the gateway said hello");
+        // Anybody may say hello, under any name.
+        if let Some(left_out) = repeats::tell("hello", &"a worker") {
+            tracing::info!(
+                worker = id,
+                language,
+                version,
+                slots,
+                left_out,
+                "a worker behind the gateway said hello"
+            );
+        }
         json(&Timers {
             beat_every_ms: millis(timing.renew_every),
             report_every_ms: millis(timing.flush_every),
@@ -133,7 +143,7 @@ impl Gateway {
         match self.0.nats.probe(&subject).await {
             Probed::Answered | Probed::NoAnswer => Some(subject),
             Probed::Gone => {
-                if let Some(left_out) = repeats::tell("foreign probe", &id) {
+                if let Some(left_out) = repeats::tell("foreign probe", &"no subscriber") {
                     tracing::warn!(
                         worker = id,
                         subject,

@@ -65,6 +65,10 @@ pub(crate) enum RelayError {
 }
 
 impl RelayError {
+    pub(crate) fn is_a_server_away(&self) -> bool {
+        self.is_postgres_away() || matches!(self, Self::Nats(_))
+    }
+
     /// Whether Postgres did not answer: it would not answer another worker, either.
     pub(crate) fn is_postgres_away(&self) -> bool {
         matches!(self, Self::Store(error) if error.is_unavailable())

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
-use super::{Work, jittered};
+use super::{Work, failed, jittered};
 use crate::{
     config::Timing,
     deliver::Deliver,
@@ -115,7 +115,7 @@ impl Work for ReleaseUnanswered {
         loop {
             sleep(jittered(Duration::from_secs(1))).await;
             if let Err(error) = self.deliver.release_unanswered().await {
-                tracing::debug!(%error, "could not look for claims without an answer; the worker will retry");
+                failed("look for claims without an answer", &error, error.is_unavailable());
             }
         }
     }

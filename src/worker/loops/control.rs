@@ -12,7 +12,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Work, jittered};
+use super::{Work, failed, jittered};
 use crate::{
     nats::{Announced, Control, Drains, Nats, Subject, slots::Slots},
     observe::health::Health,
@@ -136,7 +136,7 @@ impl Work for FollowSettings {
                     }
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "could not read the queues' settings; the worker keeps the older ones");
+                    failed("read the queues' settings", &error, error.is_unavailable());
                 }
             }
             let read_at = Instant::now();

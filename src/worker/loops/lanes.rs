@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
-use super::{Work, jittered, relay::Relay};
+use super::{Work, failed, jittered, relay::Relay};
 use crate::{
     enqueue::publish::Publications,
     nats::Ticket,
@@ -99,7 +99,7 @@ impl Work for StandIn {
             match store.lanes_overdue(self.every * OVERDUE_AFTER).await {
                 Ok(true) => self.relay.tend_lanes(false).await,
                 Ok(false) => {}
-                Err(error) => tracing::debug!(%error, "could not look at the lanes; the worker will retry"),
+                Err(error) => failed("look at the lanes", &error, error.is_unavailable()),
             }
         }
     }
@@ -124,16 +124,15 @@ impl Work for Tidy {
             self.turns.wait_for(Turn::Relay).await;
             if self.turns.has_expiries()
                 && let Err(error) = lanes::expire(&self.store, &self.hooks).await
-                && let Some(left_out) = repeats::tell("end expired jobs", &error)
             {
-                tracing::warn!(%error, left_out, "could not end expired jobs; the worker will retry");
+                failed("end expired jobs", &error, false);
             }
             looks = looks.wrapping_add(1);
             if self.turns.has_lanes()
                 && looks.is_multiple_of(SWEPT_EVERY)
                 && let Err(error) = self.store.sweep_lanes(SWEPT_AT_ONCE).await
             {
-                tracing::debug!(%error, "could not remove empty lanes; the worker will retry");
+                failed("remove empty lanes", &error, error.is_unavailable());
             }
         }
     }

@@ -17,7 +17,7 @@ pub(super) mod relay;
 pub(super) mod tags;
 pub(super) mod turns;
 
-use std::{collections::HashMap, future::Future, panic::AssertUnwindSafe, time::Duration};
+use std::{collections::HashMap, fmt::Display, future::Future, panic::AssertUnwindSafe, time::Duration};
 
 use futures::FutureExt;
 use tokio::{
@@ -25,7 +25,16 @@ use tokio::{
     time::sleep,
 };
 
-use crate::observe::panics::Panics;
+use crate::observe::{panics::Panics, repeats};
+
+/// Says that a look of a loop has failed; the loop goes on. While a server is away, the worker says so itself.
+fn failed(what: &'static str, error: &impl Display, is_away: bool) {
+    if is_away {
+        tracing::debug!(%error, "could not {what}; the worker will retry");
+    } else if let Some(left_out) = repeats::tell(what, error) {
+        tracing::warn!(%error, left_out, "could not {what}; the worker will retry");
+    }
+}
 
 /// A loop of the worker.
 pub(super) trait Work: Clone + Send + 'static {

@@ -4,11 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Work, jittered};
+use super::{Work, failed, jittered};
 use crate::{
     config::Timing,
     nats::Nats,
-    observe::repeats,
     proof::fault,
     recover::{cron, lanes, relay},
     store::Store,
@@ -42,9 +41,7 @@ impl Relay {
             Ok(_) => Went::Well,
             Err(error) if error.is_postgres_away() => Went::Unsaid,
             Err(error) => {
-                if let Some(left_out) = repeats::tell("publish due jobs", &error) {
-                    tracing::warn!(%error, left_out, "could not publish due jobs; the worker will retry");
-                }
+                failed("publish due jobs", &error, false);
                 Went::Badly
             }
         };
@@ -53,10 +50,8 @@ impl Relay {
 
     /// Releases what lanes may release.
     pub(super) async fn tend_lanes(&self, judge: bool) {
-        if let Err(error) = lanes::tend(&self.store, &self.nats, &self.stop, judge).await
-            && let Some(left_out) = repeats::tell("look after lanes", &error)
-        {
-            tracing::warn!(%error, left_out, "could not look after lanes; the worker will retry");
+        if let Err(error) = lanes::tend(&self.store, &self.nats, &self.stop, judge).await {
+            failed("look after lanes", &error, false);
         }
     }
 }
@@ -124,7 +119,7 @@ impl Work for Tick {
                 }
                 Err(error) => {
                     in_vain += 1;
-                    tracing::debug!(%error, "could not look for due ticks; the worker will retry");
+                    failed("look for due ticks", &error, error.is_unavailable());
                 }
             }
             // A schedule without a tick here (another version wrote it, a value is refused) stays due.
@@ -157,7 +152,7 @@ impl Work for Reclaim {
             sleep(jittered(turns::reclaim_every(&self.timing))).await;
             turns.wait_for(Turn::Relay).await;
             if let Err(error) = lost.look(store, nats, &self.worker_id).await {
-                tracing::debug!(%error, "could not look for lost messages; the worker will retry");
+                failed("look for lost messages", &error, error.is_a_server_away());
                 // The most common reason is that the stream is gone.
                 drop(self.topology.try_all().await);
             }

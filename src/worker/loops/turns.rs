@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-use super::{Work, jittered};
+use super::{Work, failed, jittered};
 use crate::{
     nats::Nats,
     observe::{health::Health, repeats},
@@ -56,7 +56,7 @@ impl Work for TakeTurns {
                                 "this worker does none of the fleet's shared work; see postgres/roles.sql");
                         }
                     }
-                    Err(error) => tracing::debug!(%error, "could not ask for turns; the worker will retry"),
+                    Err(error) => failed("ask for turns", &error, error.is_unavailable()),
                 }
             }
             tokio::select! {

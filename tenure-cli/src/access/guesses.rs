@@ -145,6 +145,12 @@ impl State {
         self.note(by, own);
     }
 
+    /// A stranger's guess took so long, with its wait for those before it: in a second, strangers may use half of one,
+    /// whatever a comparison costs here.
+    fn took(&mut self, took: Duration) {
+        self.all.mistakes -= (2.0 * took.as_secs_f64() * self.of_all.per_s - 1.0).max(0.0);
+    }
+
     /// The guess was right after all.
     fn give_back(&mut self, by: Guesser, is_stranger: bool, now: Instant) {
         let mut own = self.own(by, now);
@@ -203,7 +209,14 @@ impl Guesses {
     ) -> Result<T, NotSignedIn> {
         let is_stranger = self.charge(by, now)?;
         // Without the lock: bcrypt takes long, and a stranger's guesses must not hold up everybody.
-        let found = compare().ok_or(NotSignedIn::Wrong)?;
+        let began = Instant::now();
+        let found = compare();
+        let Some(found) = found else {
+            if is_stranger {
+                self.state().took(began.elapsed());
+            }
+            return Err(NotSignedIn::Wrong);
+        };
         self.state().give_back(by, is_stranger, now);
         Ok(found)
     }
@@ -249,6 +262,18 @@ mod tests {
         let in_a_minute =
             (1..=600).filter(|n| compared(network_of(1), start + Duration::from_millis(100 * n))).count();
         assert_eq!(in_a_minute, 30);
+    }
+
+    /// Otherwise guesses would wait for each other, more and more of them.
+    #[test]
+    fn strangers_may_guess_less_often_where_a_comparison_takes_long() {
+        let (guesses, start) = (Guesses::new(true), Instant::now());
+        let slow = || -> Option<()> {
+            std::thread::sleep(Duration::from_millis(1_500));
+            None
+        };
+        assert_eq!(guesses.limited_at(network_of(1), start, slow), Err(NotSignedIn::Wrong));
+        assert!(guesses.state().all.mistakes <= OF_ALL_SLOW.at_once - 3.0);
     }
 
     #[test]

@@ -302,21 +302,9 @@ async fn a_wrong_request_is_refused_by_name_and_changes_nothing() {
         (("beat", json!({"as_of": "yesterday"})), "bad_request", "as_of"),
         (("hello", json!({"slots": 1})), "bad_request", "hostname"),
         (("payload", json!({"receipt": "AAAA", "part": 0})), "forged_receipt", "no gateway"),
-        (
-            ("take", json!({"slots": 1, "kinds": all(), "wait": 5})),
-            "bad_request",
-            "\"wait\" is no field of `take`",
-        ),
-        (
-            ("beat", json!({"runing": []})),
-            "bad_request",
-            "\"runing\" is no field of `beat`; those are worker, ",
-        ),
-        (
-            ("take", json!({"slots": 1, "kinds": {"k": {"stale_after": 5}}})),
-            "bad_request",
-            "\"kinds.k.stale_after\" is no field of the rules of a kind",
-        ),
+        (take(json!({"wait": 5})), "bad_request", "\"wait\" is no field of `take`"),
+        (("beat", json!({"runing": []})), "bad_request", "is no field of `beat`; those are worker, "),
+        (take(json!({"kinds": {"k": {"stale": 5}}})), "bad_request", "\"kinds.k.stale\" is no field of"),
     ] {
         let answer = worker.ask(request, body.clone()).await;
         assert_eq!(answer["error"]["code"], json!(code), "{body}: {answer}");
@@ -334,16 +322,8 @@ async fn a_wrong_request_is_refused_by_name_and_changes_nothing() {
         (settle(json!({"report": {"progress": "half"}})), "bad_request", "settles[0].report.progress"),
         (settle(json!({"outcome": "retry", "report": {"checkpoint": "\0"}})), "bad_request", "checkpoint"),
         (settle(json!({"outcome": "retry", "after_ms": 1e30})), "bad_request", "after_ms"),
-        (
-            settle(json!({"outcome": "retry", "after": 5})),
-            "bad_request",
-            "\"settles[0].after\" is no field of a ",
-        ),
-        (
-            settle(json!({"outcome": "retry", "report": {"percent": 5}})),
-            "bad_request",
-            "\"settles[0].report.percent\" is no field of ",
-        ),
+        (settle(json!({"after": 5})), "bad_request", "\"settles[0].after\" is no field of a settle"),
+        (settle(json!({"report": {"percent": 5}})), "bad_request", "\"settles[0].report.percent\" is no"),
     ] {
         let answer = worker.ok(request, body.clone()).await;
         let error = &answer["results"][0]["error"];
