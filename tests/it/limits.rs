@@ -302,26 +302,39 @@ async fn a_checkpoint_that_is_too_large_says_what_to_do_and_the_last_good_one_st
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_count_as_they_are_stored_in_a_payload_a_checkpoint_a_result_and_an_output() {
     let bench = bench().await;
+    let pool = bench.pool.clone();
+    let floats = || json!(vec![1e-300_f64; 4_000]);
     let raw = |times: usize| RawValue::from_string(format!("[{}1]", "1e-16000,".repeat(times))).unwrap();
     let request = JobRequest::from_json("q", "k", raw(20).get());
     let error = bench.tenure.enqueue(request).await.unwrap_err();
     assert!(matches!(error, tenure::EnqueueError::TooLarge { bytes: 320_000..330_000, .. }), "{error}");
-    let handler = move |payload: Value, ctx: JobContext| async move {
-        match payload.as_str().unwrap_or_default() {
-            "checkpoint" => ctx.save_checkpoint(&raw(70)).await?,
-            "result" => drop::<Box<RawValue>>(ctx.step("one", async || Ok(raw(70))).await?),
-            _ => return Ok::<_, JobError>(Outcome::DoneJson(raw(70).get().to_owned())),
+    let handler = move |payload: Value, ctx: JobContext| {
+        let pool = pool.clone();
+        async move {
+            match payload.as_str().unwrap_or_default() {
+                "checkpoint" => ctx.save_checkpoint(&raw(70)).await?,
+                "effect" => drop(ctx.once("one", async |_| Ok(floats())).await?),
+                "together" => return ctx.complete_in(pool.begin().await?, Some(floats())).await,
+                "result" => drop::<Box<RawValue>>(ctx.step("one", async || Ok(raw(70))).await?),
+                _ => return Ok::<_, JobError>(Outcome::DoneJson(raw(70).get().to_owned())),
+            }
+            Ok(Outcome::Done(None))
         }
-        Ok(Outcome::Done(None))
     };
     let worker = Running::start(
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 1),
     );
-    for part in ["checkpoint", "result", "output"] {
+    for (part, bytes) in [
+        ("checkpoint", "1120"),
+        ("result", "1120"),
+        ("output", "1120"),
+        ("effect", "1232"),
+        ("together", "1232"),
+    ] {
         let id = bench.tenure.enqueue(JobRequest::new("q", "k", json!(part))).await.unwrap().id;
         let job = bench.until_finished(id).await;
         let error = job.last_error.unwrap_or_default();
-        assert!(error.contains("cannot be stored: it has ") && error.contains("1120"), "{part}: {error}");
+        assert!(error.contains("cannot be stored: it has ") && error.contains(bytes), "{part}: {error}");
         assert_eq!((job.status, job.attempt), (Status::Failed, 1), "{part}");
     }
     worker.stop().await;

@@ -249,6 +249,12 @@ async fn a_completion_is_the_librarys_row_and_a_second_one_says_that_it_is_done(
             "(half,100,on,[1])"
         );
         if by_sql {
+            // Few bytes here, and eight million as text, which each reader gets.
+            let grows = "to_jsonb(array_fill(1e-16000::numeric, ARRAY[500]))";
+            let said = refused(&bench.pool, &format!("SELECT tenure.complete({attempt}, {grows})")).await;
+            assert!(said.code == "TN003" && said.message.contains("with each digit"), "{said:?}");
+            let stored = format!("SELECT tenure.once_store({attempt}, 'e', {grows})");
+            assert_eq!(refused(&bench.pool, &stored).await.message, said.message.replace("output", "result"));
             bench.execute(&format!("SELECT tenure.complete({attempt}, '{{\"n\": 1}}')")).await;
             let mut tx = bench.pool.begin().await.unwrap();
             for call in ["complete", "fence", "hold", "progress"] {
