@@ -59,14 +59,16 @@ const ENDING: usize = 40;
 /// The most kinds that a worker names.
 const KINDS_MAX: usize = 1_000;
 
+/// A queue's consumer, with the number of the connection on which it was found; or why it was not, and when.
+type Asked = Result<(u64, PullConsumer), (Instant, Refusal)>;
+
 /// A queue that workers of this gateway serve.
 pub(super) struct Queue {
     name: String,
     /// Its limit and its pause.
     pub(super) slots: Slots,
     pub(super) measures: QueueMeasures,
-    /// With the number of the connection on which it was found; or why it was not, and when.
-    consumer: Mutex<Option<Result<(u64, PullConsumer), (Instant, Refusal)>>>,
+    consumer: Mutex<Option<Asked>>,
     taking: Semaphore,
     /// When they were read, and why they could not be.
     settings_read: Mutex<Option<(Instant, Option<Refusal>)>>,

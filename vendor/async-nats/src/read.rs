@@ -17,7 +17,7 @@ use std::borrow::Cow;
 use std::io;
 use std::str::FromStr;
 
-use crate::header::{HeaderMap, HeaderName, IntoHeaderValue};
+use crate::header::{HeaderMap, HeaderName, HeaderValue};
 use crate::StatusCode;
 
 /// Returns why a line of arguments, which was read lossily, has an unreadable subject.
@@ -89,7 +89,10 @@ pub(crate) fn read_headers(block: &[u8]) -> Result<Headers, io::Error> {
         }
         value.truncate(value.trim_end().len());
 
-        headers.append(name, value.into_header_value());
+        // A lone carriage return is no end of a line, and in a value it is refused.
+        let value = HeaderValue::from_str(&value)
+            .map_err(|err| io::Error::new(io::ErrorKind::InvalidInput, err))?;
+        headers.append(name, value);
     }
 
     Ok((headers, status, description))
