@@ -156,7 +156,7 @@ async fn what_no_client_can_read_costs_no_connection_and_no_other_job() {
         with_headers(&q, b"NATS/1.0\r\nA Name: x\r\n\r\n", "1"),
         with_headers(&q, b"NATS/1.0\r\nno colon\r\n\r\n", "1"),
         // Upstream's client panics at it, and stays dead.
-        with_headers(&q, b"NATS/1.0\r\nTenure-Tags: \ra\r\n\r\n", "1"),
+        with_headers(&q, b"NATS/1.0\r\nTenure-Tags: a\rb\r\n\r\n", "1"),
         // What the server says of a request has such a status. Some releases of the server take it out: then it is a job.
         with_headers(&q, b"NATS/1.0 503\r\n\r\n", "1"),
         with_headers(&q, b"NATS/1.0 404 No Messages\r\n\r\n", "1"),
