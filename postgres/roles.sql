@@ -128,8 +128,8 @@ GRANT SELECT, INSERT ON tenure.lane_wakes TO tenure_worker;
 GRANT SELECT, INSERT, DELETE ON tenure.job_expiries TO tenure_worker;
 GRANT UPDATE (at) ON tenure.job_expiries TO tenure_worker;
 -- `sweep_lanes` deletes rows of lanes without a job or a setting.
-GRANT EXECUTE ON FUNCTION tenure.tend_lanes(int, boolean), tenure.sweep_lanes(bigint), tenure.look_from(text),
-      tenure.follow_clock() TO tenure_worker;
+GRANT EXECUTE ON FUNCTION tenure.tend_lanes(int, boolean), tenure.sweep_lanes(bigint), tenure.follow_clock()
+   TO tenure_worker;
 GRANT EXECUTE ON FUNCTION tenure.create_history_partitions(int) TO tenure_worker;
 -- These functions delete rows that are old enough, and none younger than an hour.
 GRANT EXECUTE ON FUNCTION tenure.purge_day(interval, interval), tenure.purge_rows(interval, interval, uuid, int),

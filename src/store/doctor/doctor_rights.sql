@@ -115,7 +115,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
                            purge_keys,purge_events,purge_audit,keep_last_executions,forget_traces,fence,hold,once,once_store,
                            once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes,release_followers,mend_groups,
                            sweep_groups,settle_edges,reopen_edges,redriven_at,await_event,suspended_for,
-                           keep_cancelled,tend_redrives,look_from,follow_clock}'::text[]) AS name
+                           keep_cancelled,tend_redrives,follow_clock}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
                    unnest('{cancel,end_queued,put_lanes,adopt_jobs,remove_lanes,forget_lanes}'::text[])) AS function

@@ -420,10 +420,12 @@ pub(super) const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "the stream comes back as it was before (power cut, backup)",
-                "no job lost, none run twice; no answer to a lost message removes another one",
+                "no job lost, none run twice; no answer to a lost message removes another one; a consumer that stays ahead of \
+                 the stream is made anew",
                 &[
                     "faults::nats::a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none",
                     "faults::nats::answers_to_messages_that_a_restored_stream_has_lost_remove_no_other_message",
+                    "faults::nats::a_consumer_that_is_ahead_of_its_stream_is_made_anew",
                 ],
             ),
             fault(
