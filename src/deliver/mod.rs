@@ -52,6 +52,8 @@ use crate::{
 const HURTS: i64 = 3;
 /// How many jobs whose claim failed are remembered. One that is forgotten fails once more.
 const FAILED_MAX: usize = 10_000;
+/// How long a failed claim counts: then another reason is more likely.
+const FAILED_FOR: Duration = Duration::from_mins(10);
 /// The most retries of a claim that Postgres refused for a reason that may pass.
 const CLAIMS_MAX: usize = 3;
 
@@ -357,12 +359,10 @@ impl Deliver {
             claim.after_reset = named.cleared;
             *self.won_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
-        if answer.as_ref().is_err_and(|error| !error.is_locked()) {
-            let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-            if failed.len() == FAILED_MAX {
-                failed.clear();
-            }
-            failed.insert(named.job, Instant::now());
+        match &answer {
+            Ok(Some(_)) => self.note_failed(named.job, false),
+            Err(error) if !error.is_locked() => self.note_failed(named.job, true),
+            _ => {}
         }
         if self.runs_elsewhere || answer.as_ref().map_or_else(StoreError::is_locked, |_| true) {
             std::mem::forget(unanswered);
@@ -445,11 +445,27 @@ impl Deliver {
         Ok(!ended.is_empty())
     }
 
+    /// Notes whether the last claim of this job has failed.
+    fn note_failed(&self, job: JobId, has_failed: bool) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !has_failed {
+            if !failed.is_empty() {
+                failed.remove(&job);
+            }
+            return;
+        }
+        if failed.len() == FAILED_MAX {
+            failed.clear();
+        }
+        failed.insert(job, Instant::now());
+    }
+
     /// Whether a claim of this job has failed, and one of another has been won since: the server and its rights are not
     /// at fault.
     fn fails_alone(&self, job: JobId) -> bool {
         let failed_at = self.failed.lock().unwrap_or_else(PoisonError::into_inner).get(&job).copied();
         let won_at = *self.won_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed_at = failed_at.filter(|failed_at| failed_at.elapsed() < FAILED_FOR);
         failed_at.is_some_and(|failed_at| won_at.is_some_and(|won_at| won_at > failed_at))
     }
 
@@ -476,6 +492,7 @@ impl Deliver {
         let error = match claimed {
             Ok(mut claim) => {
                 if let Some(claim) = &mut claim {
+                    self.note_failed(named.job, false);
                     claim.after_reset = named.cleared;
                 }
                 return Ok(Ok(claim));

@@ -334,6 +334,11 @@ impl Gateway {
         let unavailable =
             |error: crate::errors::NatsError| Refusal::new(Code::Unavailable, error.to_string());
         let found = ensured.await.map(|(found, _)| found).map_err(unavailable);
+        if found.is_ok() {
+            let (nats, names) = (self.0.nats.clone(), [queue.name.clone()]);
+            // If it is made anew, the pulls of the old one break.
+            self.0.store.spawn(async move { nats.look_at_consumers(&names).await });
+        }
         let kept = found.clone().map(|found| (connection, found));
         *consumer = Some(kept.map_err(|refusal| (Instant::now(), refusal)));
         found

@@ -7,21 +7,23 @@ use std::{sync::PoisonError, time::Duration};
 
 use async_nats::jetstream::{
     self,
-    consumer::{self, PullConsumer, pull},
+    consumer::{PullConsumer, pull},
     context::{CreateStreamErrorKind, GetStreamErrorKind},
     stream,
 };
 use serde_json::json;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{
     connect::{Nats, NatsError},
     inspect::is_denial,
 };
-use crate::{job::duration::written, observe::repeats};
+use crate::job::duration::written;
 
-/// How long a message may stay after its acknowledgement.
-const KEPT_FOR: Duration = Duration::from_secs(1);
+/// How long a consumer must be ahead of its stream at least: a message goes a moment after its acknowledgement.
+const AHEAD_FOR: Duration = Duration::from_secs(2);
+/// How long a look at a queue's first message may take.
+const LOOKED_WITHIN: Duration = Duration::from_secs(1);
 /// What is wrong with a consumer that has delivered what its stream does not have.
 pub(super) const AHEAD: &str = "the consumer is ahead of its stream, which went back: what the stream accepts next is \
                                 not delivered until the consumer is made anew";
@@ -166,24 +168,9 @@ impl Nats {
         let before = self.said.borrow().count;
         let found =
             self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
-        let found = match found {
-            Ok(consumer) if self.is_ahead(name, consumer.cached_info()).await? => {
-                if let Some(left_out) = repeats::tell("ahead", &name) {
-                    tracing::warn!(queue = name, left_out, "{AHEAD}");
-                }
-                let deleted = self.context.delete_consumer_from_stream(name, self.stream.as_str()).await;
-                if let Err(error) = deleted {
-                    tracing::error!(queue = name, %error,
-                        "could not make the consumer anew: run `tenure migrate --queue {name}` as a user that may");
-                    return Ok((consumer, vec![]));
-                }
-                None
-            }
-            found => found.ok(),
-        };
         let consumer = match found {
-            Some(consumer) => consumer,
-            None => match self
+            Ok(consumer) => consumer,
+            Err(_) => match self
                 .context
                 .create_consumer_strict_on_stream(should.clone(), self.stream.as_str())
                 .await
@@ -211,38 +198,85 @@ impl Nats {
         Ok((consumer, drift))
     }
 
-    /// Whether a consumer counts messages as delivered that it never had: the stream went back, and the server set no
-    /// consumer back. Either the stream ends before what was delivered; or it has gone on since, and keeps messages
-    /// that count as acknowledged. Ask for the consumer first: the stream may go on meanwhile.
-    pub(super) async fn is_ahead(&self, name: &str, consumer: &consumer::Info) -> Result<bool, NatsError> {
-        let (delivered, floor) = (consumer.delivered.stream_sequence, consumer.ack_floor.stream_sequence);
-        if delivered == 0 {
-            return Ok(false);
+    /// Looks once whether consumers are ahead of the stream, and says if one stays so.
+    pub(crate) async fn look_at_consumers(&self, names: &[String]) {
+        if let Err(error @ NatsError::Refused { .. }) = self.renew_those_ahead(names).await {
+            tracing::error!(%error, "run `tenure migrate --queue NAME` as a user that may: {AHEAD}");
         }
+    }
+
+    /// Makes those consumers anew that count messages as delivered which they never had: the stream went back, and the
+    /// server set no consumer back. Returns whether it found one.
+    ///
+    /// Two at once: the second one finds a consumer that was created since, and leaves it alone.
+    ///
+    /// # Errors
+    ///
+    /// NATS does not answer, or this user may not delete such a consumer.
+    pub(crate) async fn renew_those_ahead(&self, names: &[String]) -> Result<bool, NatsError> {
+        let mut found = false;
+        for (name, before) in self.ahead(names).await? {
+            // Servers of a cluster may have answered, and an acknowledgement may not have removed its message yet.
+            sleep(AHEAD_FOR.mul_f64(rand::random_range(1.0..2.0))).await;
+            let again = self.ahead(std::slice::from_ref(&name)).await?;
+            if again.first().is_none_or(|(_, now)| *now != before) {
+                continue;
+            }
+            found = true;
+            tracing::warn!(queue = name, "{AHEAD}");
+            let deleted = self.context.delete_consumer_from_stream(&name, self.stream.as_str()).await;
+            deleted.map_err(|error| NatsError::Refused {
+                what: format!("delete the consumer {name}, which is ahead of its stream"),
+                reason: error.to_string(),
+            })?;
+            self.ensure_consumer(&name).await?;
+        }
+        Ok(found)
+    }
+
+    /// Returns those of these consumers that are ahead of the stream, each with the time of its creation. Either the
+    /// stream ends before what they have delivered; or it has gone on since, and keeps messages that count as
+    /// acknowledged.
+    pub(super) async fn ahead(&self, names: &[String]) -> Result<Vec<(String, i128)>, NatsError> {
+        let mut seen = Vec::new();
+        for name in names {
+            let consumer =
+                self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
+            // One that is missing is not ahead.
+            let Ok(consumer) = consumer else { continue };
+            let info = consumer.cached_info();
+            let (delivered, floor) = (info.delivered.stream_sequence, info.ack_floor.stream_sequence);
+            seen.push((name.clone(), info.created.unix_timestamp_nanos(), delivered, floor));
+        }
+        // After the consumers: the stream may go on meanwhile.
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let state =
             stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().state.clone();
-        if state.last_sequence < delivered {
-            return Ok(true);
+        let (mut ahead, mut may_look) = (Vec::new(), true);
+        for (name, created, delivered, floor) in seen {
+            let is_ahead = if state.last_sequence < delivered {
+                true
+            } else if delivered > 0 && state.first_sequence <= floor && may_look {
+                let first = timeout(LOOKED_WITHIN, self.first_of(&name)).await.ok().flatten();
+                // Without the right, NATS does not answer.
+                may_look = first.is_some();
+                first.flatten().is_some_and(|first| first <= floor)
+            } else {
+                false
+            };
+            if is_ahead {
+                ahead.push((name, created));
+            }
         }
-        if state.first_sequence > floor {
-            return Ok(false);
-        }
-        let is_kept = async || self.first_of(name).await.is_some_and(|first| first <= floor);
-        if !is_kept().await {
-            return Ok(false);
-        }
-        // A message goes a moment after its acknowledgement.
-        sleep(KEPT_FOR).await;
-        Ok(is_kept().await)
+        Ok(ahead)
     }
 
-    /// Returns the sequence of a queue's first message. `None`: it has none, or NATS does not say.
-    async fn first_of(&self, name: &str) -> Option<u64> {
+    /// Returns the sequence of a queue's first message; inside, `None` if it has none. `None`: NATS does not say.
+    async fn first_of(&self, name: &str) -> Option<Option<u64>> {
         let question = json!({ "seq": 1, "next_by_subj": format!("{}.{name}.>", self.prefix) });
         let asked = self.context.request(format!("STREAM.MSG.GET.{}", self.stream), &question).await;
         let answer: serde_json::Value = asked.ok()?;
-        answer.pointer("/message/seq")?.as_u64()
+        Some(answer.pointer("/message/seq").and_then(serde_json::Value::as_u64))
     }
 
     /// Creates or changes the stream and the consumers of these queues, for `tenure migrate`.
@@ -262,6 +296,7 @@ impl Nats {
             config.first_sequence = now.first_sequence;
             self.context.update_stream(config).await.map_err(|error| refused("change the stream", &error))?;
         }
+        self.renew_those_ahead(queues).await?;
         for name in queues {
             let (_, drift) = self.ensure_consumer(name).await?;
             if !drift.is_empty() {

@@ -20,6 +20,7 @@ use super::{
         Loops,
         alive::{Beat, Renew},
         claims::{ReleaseUnanswered, TryClaims},
+        consumers::LookAtConsumers,
         control::{FollowSettings, Listen},
         figures::{MeasureMessages, Report, ShowFleet},
         groups::{ReleaseFollowers, TendGroups},
@@ -340,6 +341,10 @@ impl<S: Send + Sync + 'static> Life<S> {
             turns: common.turns.clone(),
             hooks: self.hooks.clone(),
             every: timing.relay_every * 10,
+        });
+        loops.spawn(LookAtConsumers {
+            nats: self.nats.clone(),
+            queues: self.queues.names().cloned().collect(),
         });
         loops.spawn(Reclaim {
             relay: relay(),

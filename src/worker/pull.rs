@@ -63,7 +63,6 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
 
     async fn pull(&self, jobs: &mut JoinSet<()>) {
         let mut database = self.store.availability();
-        let mut connections = self.nats.connections();
         let mut failures: u32 = 0;
         while !self.stop.is_cancelled() {
             if !database.borrow().up {
@@ -87,12 +86,6 @@ impl<S: Send + Sync + 'static> PullQueue<S> {
                         break "Postgres is away".into();
                     }
                     pulled = pull.next() => pulled,
-                    // The server may be one that went back. If its consumer is to be made anew, the pull breaks.
-                    Ok(()) = connections.changed() => {
-                        let (topology, name) = (self.topology.clone(), self.name.clone());
-                        jobs.spawn(async move { drop(topology.consumer(&name).await) });
-                        continue;
-                    }
                 };
                 match pulled {
                     Ok(Pulled::Deliveries(deliveries)) => {

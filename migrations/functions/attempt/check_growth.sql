@@ -5,7 +5,8 @@
 CREATE OR REPLACE FUNCTION tenure.check_growth(what text, value jsonb) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    bytes CONSTANT int := pg_column_size(value);
+    -- Of the plain value: one from a table may be compressed.
+    bytes CONSTANT int := pg_column_size(value #> '{}');
     text_bytes int;
 BEGIN
     -- A number has at most 16 KB of digits, in 8 bytes.

@@ -54,7 +54,7 @@ BEGIN
                  OR e.finished_at > moment AND l.due_at > e.finished_at)
                FOR NO KEY UPDATE OF l SKIP LOCKED) p
      WHERE l.job_id = p.job_id;
-    UPDATE tenure.lane_wakes w SET at = l.due_at
+    UPDATE tenure.lane_wakes w SET at = greatest(l.due_at, moment)
       FROM tenure.lane_jobs l
      WHERE w.job_id = l.job_id AND w.at > l.due_at AND w.at > moment;
     UPDATE tenure.jobs j

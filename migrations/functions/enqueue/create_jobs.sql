@@ -41,8 +41,9 @@ BEGIN
     END IF;
     IF has_options THEN
         holders := tenure.take_lasting_keys(ids, holders, queues, payloads, due, options);
+        -- None in the past: looks begin a minute ago.
         INSERT INTO tenure.job_expiries (at, job_id)
-        SELECT to_timestamp((o.job ->> 'not_after')::float8), o.id
+        SELECT greatest(to_timestamp((o.job ->> 'not_after')::float8), clock_timestamp()), o.id
           FROM unnest(ids, holders, options) AS o(id, holder, job)
          WHERE o.job ? 'not_after' AND o.id = o.holder;
         INSERT INTO tenure.job_tags (job_id, tag)

@@ -29,7 +29,8 @@ BEGIN
                 DELETE FROM tenure.job_history h WHERE h.id = follower.job_id AND h.status = 'cancelled' RETURNING h.*
             ), expiring AS (
                 INSERT INTO tenure.job_expiries (at, job_id)
-                SELECT follower.not_after, r.id FROM restored r WHERE follower.not_after IS NOT NULL
+                SELECT greatest(follower.not_after, clock_timestamp()), r.id
+                  FROM restored r WHERE follower.not_after IS NOT NULL
                     ON CONFLICT DO NOTHING
             )
             INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, fencing_token, created_at, scheduled_at,

@@ -12,14 +12,13 @@
 -- SKIP LOCKED: another prober holds the row; or a dead worker's transaction still holds it, for a while.
 -- Made of parts: `scripts/statement reset_vanished` prints it whole.
 WITH calm AS (
-    SELECT of.are_foreign
-      FROM tenure.scanner_state s
-     CROSS JOIN (SELECT language IS NOT NULL AS are_foreign
+    SELECT ARRAY(SELECT language IS NOT NULL
                    FROM tenure.workers
                   WHERE last_seen_at > statement_timestamp() - interval '10 minutes' AND probe_subject IS NOT NULL
                   GROUP BY language IS NOT NULL
                  HAVING count(*) FILTER (WHERE last_seen_at < statement_timestamp() - 2 * renew_every)
-                            <= greatest(3, count(*) / 2)) of
+                            > greatest(3, count(*) / 2)) AS but_for
+      FROM tenure.scanner_state s
      WHERE coalesce(s.grace_until < statement_timestamp(), true)
        AND coalesce(s.server_started_at = pg_postmaster_start_time(), true)
        AND coalesce(s.last_scan_at > statement_timestamp() - 3 * $3::float8 * interval '1 second', true)
@@ -29,7 +28,7 @@ WITH calm AS (
      WHERE w.worker_id = ANY ($1::text[])
        AND w.last_seen_at < statement_timestamp() - 2 * w.renew_every
        AND w.suspected_at < statement_timestamp() - $2::float8 * interval '1 second'
-       AND EXISTS (SELECT FROM calm WHERE are_foreign = (w.language IS NOT NULL))
+       AND EXISTS (SELECT FROM calm WHERE (w.language IS NOT NULL) <> ALL (but_for))
      ORDER BY w.worker_id
        FOR UPDATE OF w SKIP LOCKED
 ), locked AS MATERIALIZED (

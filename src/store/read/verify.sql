@@ -80,7 +80,8 @@ WITH attempts AS MATERIALIZED (
       LEFT JOIN tenure.lane_jobs w ON w.job_id = j.id
      WHERE j.publish_at >= '9998-01-01 00:00:00+00'
        AND (w.job_id IS NULL
-            OR w.place IS NULL AND NOT EXISTS (SELECT FROM tenure.lane_wakes k WHERE k.job_id = j.id AND k.at <= w.due_at))
+            OR w.place IS NULL AND NOT EXISTS (SELECT FROM tenure.lane_wakes k WHERE k.job_id = j.id
+                                                AND k.at <= greatest(w.due_at, statement_timestamp() + interval '2 s')))
        AND NOT EXISTS (SELECT FROM tenure.job_edges e WHERE e.after = j.id AND (e.state IS NULL OR e.state <> 'completed'))
        AND NOT EXISTS (SELECT FROM tenure.effects e WHERE e.job_id = j.id AND e.step_kind = 'awaited')
        AND NOT EXISTS (SELECT FROM tenure.group_ends g WHERE g.job_id = j.id)

@@ -5,6 +5,7 @@
 
 pub(super) mod alive;
 pub(super) mod claims;
+pub(super) mod consumers;
 pub(super) mod control;
 pub(super) mod figures;
 pub(super) mod groups;

@@ -35,7 +35,7 @@ WITH input AS MATERIALIZED (
       FROM unheld
      WHERE lasting_key IS NULL OR EXISTS (SELECT FROM lasting WHERE lasting.id = unheld.id AND lasting.holder = unheld.id)
 ), expiring AS (
-    INSERT INTO tenure.job_expiries (at, job_id) SELECT not_after, id FROM fresh WHERE not_after IS NOT NULL
+    INSERT INTO tenure.job_expiries (at, job_id) SELECT greatest(not_after, clock_timestamp()), id FROM fresh WHERE not_after IS NOT NULL
 ), tagged AS (
     INSERT INTO tenure.job_tags (job_id, tag)
     SELECT fresh.id, t.tag FROM fresh CROSS JOIN LATERAL jsonb_array_elements_text(fresh.tags) AS t(tag)
