@@ -394,7 +394,7 @@ impl Gateway {
         let code = refusal.code.as_str();
         metrics::gateway_request(request, code);
         let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        // Not by its text, nor by a queue that nobody serves: a stranger may write anything there.
+        // The cause names no text and no unserved queue: a stranger may write anything there.
         let of = queues.get(queue).map_or("a queue without workers", |_| queue);
         if let Some(left_out) = repeats::tell(&format!("gateway {of} {request}"), &code) {
             let error = &refusal.message;

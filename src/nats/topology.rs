@@ -206,15 +206,14 @@ impl Nats {
     }
 
     /// Makes those consumers anew that count messages as delivered which they never had: the stream went back, and the
-    /// server set no consumer back. Returns whether it found one.
+    /// server set no consumer back.
     ///
     /// Two at once: the second one finds a consumer that was created since, and leaves it alone.
     ///
     /// # Errors
     ///
     /// NATS does not answer, or this user may not delete such a consumer.
-    pub(crate) async fn renew_those_ahead(&self, names: &[String]) -> Result<bool, NatsError> {
-        let mut found = false;
+    pub(crate) async fn renew_those_ahead(&self, names: &[String]) -> Result<(), NatsError> {
         for (name, before) in self.ahead(names).await? {
             // Servers of a cluster may have answered, and an acknowledgement may not have removed its message yet.
             sleep(AHEAD_FOR.mul_f64(rand::random_range(1.0..2.0))).await;
@@ -222,7 +221,6 @@ impl Nats {
             if again.first().is_none_or(|(_, now)| *now != before) {
                 continue;
             }
-            found = true;
             tracing::warn!(queue = name, "{AHEAD}");
             let deleted = self.context.delete_consumer_from_stream(&name, self.stream.as_str()).await;
             deleted.map_err(|error| NatsError::Refused {
@@ -231,7 +229,7 @@ impl Nats {
             })?;
             self.ensure_consumer(&name).await?;
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Returns those of these consumers that are ahead of the stream, each with the time of its creation. Either the

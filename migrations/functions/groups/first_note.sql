@@ -1,6 +1,6 @@
--- Returns the id from which on a look at `group_ends` begins: there is no note before it, but for those of transactions
--- that were open for more than a minute. One call of a hundred sees all, finds those, and moves the mark behind the
--- oldest note. In a table of up to 16 pages each look begins at the start, and nothing is written.
+-- Returns the id from which on a look at `group_ends` begins: only transactions that were open for more than a minute
+-- have added notes before it. One call of a hundred sees all notes, finds those, and moves the mark to the oldest
+-- one. In a table of up to 16 pages each look begins at the start, and nothing is written.
 --
 -- Part of `release_followers` and `mend_groups`, with their rights and settings. As `look_from`, but ids are given in
 -- another order than they are committed: so the mark stays behind the last id of a minute ago.

@@ -1,6 +1,6 @@
--- Returns the time from which on a look at lane_wakes or job_expiries begins: there is no row before it, but for those
--- of transactions that were open for more than a minute. One call of a hundred sees all, finds those, and moves the
--- mark behind the oldest row. In a table of up to 16 pages each look begins at the start, and nothing is written.
+-- Returns the time from which on a look at lane_wakes or job_expiries begins: only transactions that were open for more
+-- than a minute have added rows before it. One call of a hundred sees all rows, finds those, and moves the mark to the
+-- oldest row. In a table of up to 16 pages each look begins at the start, and nothing is written.
 --
 --   of: 'lane_wakes' or 'job_expiries'
 --
@@ -27,12 +27,12 @@ BEGIN
     oldest := CASE look_from.of WHEN 'lane_wakes' THEN (SELECT min(w.at) FROM tenure.lane_wakes w)
                                 WHEN 'job_expiries' THEN (SELECT min(e.at) FROM tenure.job_expiries e) END;
     oldest := least(oldest, moment - interval '1 minute');
-    -- Now and then: each version of this row that nobody needs stays as long.
+    -- Not at each look: the open transaction keeps every old version of this row, too.
     UPDATE tenure.looks_from m SET at = oldest
      WHERE m.relation = look_from.of AND (m.at > oldest OR m.at < oldest - interval '10 seconds')
        AND EXISTS (SELECT FROM tenure.looks_from o WHERE o.relation = look_from.of FOR NO KEY UPDATE SKIP LOCKED);
     RETURN oldest;
 END $$;
 
--- A role of one's own, with the rights of before, goes on: it learns a time, and changes nothing that matters.
+-- A role that an operator made for the release before needs no new right. A caller learns a time, and no more.
 GRANT EXECUTE ON FUNCTION tenure.look_from(text) TO PUBLIC;

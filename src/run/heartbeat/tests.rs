@@ -179,7 +179,7 @@ async fn a_refused_report_silences_neither_its_own_job_nor_another() {
     assert!(one.job.pulse().trying_since.is_none() && other.pulse().trying_since.is_none());
 }
 
-/// Postgres refuses each write of a row on a broken page, whatever the report says.
+/// Postgres refuses each write of a row on a broken page.
 #[tokio::test]
 async fn a_row_that_cannot_be_written_silences_no_other_job() {
     let one = one().await;

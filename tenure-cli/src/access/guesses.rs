@@ -145,8 +145,8 @@ impl State {
         self.note(by, own);
     }
 
-    /// A stranger's guess took so long, with its wait for those before it: in a second, strangers may use half of one,
-    /// whatever a comparison costs here.
+    /// Charges strangers for the time of a guess, with its wait for those before it: together they may use half of each
+    /// second.
     fn took(&mut self, took: Duration) {
         self.all.mistakes -= (2.0 * took.as_secs_f64() * self.of_all.per_s - 1.0).max(0.0);
     }

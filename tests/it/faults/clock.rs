@@ -146,7 +146,7 @@ async fn a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere() {
         }
         let dead = format!("tenure.dead_letter_jobs WHERE id = '{late}' AND category = 'expired'");
         bench.until(&format!("EXISTS (SELECT FROM {dead})")).await;
-        // Nobody serves its queue: it is not for the next redrive.
+        // No worker serves its queue, so the next redrive must not take it.
         bench.execute(&format!("DELETE FROM {dead}")).await;
         bench.until("NOT EXISTS (SELECT FROM tenure.redrives WHERE ended_at IS NULL)").await;
         bench
