@@ -62,8 +62,7 @@
     )
 )]
 
-pub mod cells;
-// The modules that a job passes, in this order. Below them, the modules that they share.
+// A plain job's way, in its order.
 mod client;
 mod enqueue;
 mod nats;
@@ -73,16 +72,35 @@ mod deliver;
 mod run;
 #[cfg(feature = "worker")]
 mod recover;
-#[cfg(feature = "gateway")]
-mod gateway;
 #[cfg(feature = "worker")]
 mod worker;
 
+// What it stands on.
 mod store;
 mod observe;
 mod config;
 mod job;
 mod proof;
+
+// Capabilities, a room each. In a room a file is named as the part of the way that uses it: `store`, `run`, `recover`,
+// `worker`; `api` is what programs call, and `doctor` its checks.
+pub mod lanes;
+pub mod groups;
+mod steps;
+pub mod schedules;
+#[cfg(feature = "worker")]
+pub mod batches;
+pub mod redrives;
+mod quarantine;
+mod tags;
+mod logs;
+pub mod codec;
+pub mod audit;
+mod watch;
+#[cfg(feature = "gateway")]
+mod gateway;
+pub mod cells;
+pub mod doctor;
 
 #[cfg(feature = "internals")]
 #[doc(hidden)]
@@ -101,7 +119,7 @@ pub use config::{Config, Timing};
 pub use enqueue::insert::EnqueueError;
 pub use job::{Job, JobError, JobId, Outcome, Status, backoff::Backoff, claim::FencingToken};
 #[cfg(feature = "worker")]
-pub use observe::job_log::JobLogLayer;
+pub use logs::observe::JobLogLayer;
 #[cfg(feature = "otel")]
 pub use observe::otel;
 pub use observe::{health::Health, metrics};
@@ -125,20 +143,6 @@ pub mod names {
     pub use crate::job::{JobIdError, NameError, check_kind, check_queue, check_tag};
 }
 
-/// Encryption of what jobs carry: see [`TenureBuilder::codecs`].
-pub mod codec {
-    pub use crate::job::codec::{Codec, CodecError, Codecs, Part, Place, Sealed, SealedWith};
-}
-
-/// Jobs that wait for other jobs, and events that jobs wait for: see [`Tenure::group`], [`Tenure::graph`] and
-/// [`Tenure::signal`].
-pub mod groups {
-    pub use crate::client::groups::{
-        EnqueuedGroup, Graph, Group, GroupView, Node, OnFailure, SignalError, Then,
-    };
-    pub use crate::store::{GroupEdge, GroupJob, Signalled, WaitsFor};
-}
-
 /// Settings that few programs change, and what is wrong with one.
 pub mod settings {
     pub use crate::config::{ConfigError, Retention, TimingError, TraceParent};
@@ -149,12 +153,6 @@ pub mod hooks {
     pub use crate::observe::hooks::{
         AttemptEnded, AttemptOutcome, Category, JobDied, JobEnqueued, JobLost, RecoveryPath,
     };
-}
-
-/// Handlers that run many jobs in one call: see [`WorkerBuilder::handle_batch`].
-#[cfg(feature = "worker")]
-pub mod batches {
-    pub use crate::run::batches::{Batch, BatchContext, IntoVerdicts, Item, Verdict};
 }
 
 /// What a layer around handlers gets: see [`WorkerBuilder::layer`].
@@ -187,9 +185,11 @@ pub mod errors {
 pub mod jobs {
     pub use crate::client::{
         call::{Call, CallError},
-        ends::{Cursor, CursorError, Ends, EndsError, EndsFilter},
         jobs::{ActionError, CancelCounts, CancelOutcome, RetryOutcome, RunAgainError, WaitError},
-        watch::Watch,
+    };
+    pub use crate::watch::{
+        api::Watch,
+        ends::{Cursor, CursorError, Ends, EndsError, EndsFilter},
     };
 }
 
@@ -201,32 +201,9 @@ pub mod queues {
     };
 }
 
-/// Limits, rates and turns by a key: see [`Tenure::put_lanes`].
-pub mod lanes {
-    pub use crate::client::lanes::{LaneOptions, Lanes, LanesError};
-}
-
-/// Who has done what: see [`Tenure::audit`] and [`Tenure::acting_as`].
-pub mod audit {
-    pub use crate::job::actor::Actor;
-    pub use crate::store::{AuditFilter, AuditRow};
-}
-
 /// Kinds that are watched, and those in quarantine: see [`Tenure::put_quarantine`].
 pub mod kinds {
-    pub use crate::client::quarantines::{Quarantine, QuarantineError};
-}
-
-/// Redrives that stop by themselves: see [`Tenure::redrive_calmly`].
-pub mod redrives {
-    pub use crate::client::redrives::{CalmRedrive, RedriveError};
-}
-
-/// Jobs that run at fixed times.
-pub mod schedules {
-    #[cfg(feature = "worker")]
-    pub use crate::client::schedules::{PauseOutcome, Schedule, ScheduleError, ScheduleOutcome};
-    pub use crate::job::{MissedTicks, Overlap};
+    pub use crate::quarantine::api::{Quarantine, QuarantineError};
 }
 
 /// What draining a worker answers.
@@ -237,18 +214,18 @@ pub mod workers {
 
 /// The rows that [`Tenure`] reads, such as [`rows::JobRow`], and the filters that select them.
 pub mod rows {
-    pub use crate::store::{
-        DeadCount, DeadFilter, DeadLetter, ExecutionRow, HeldFor, JobEnd, JobFilter, JobRow, JobUpdate,
-        LaneRow, LanesRow, LogRow, QuarantineRow, QueueRow, RecoveryRow, RedriveRow, ScheduleRow, StepRow,
-        WorkerRow, WorkerState,
-    };
-}
-
-/// The options and the findings of [`Tenure::doctor`] and [`Tenure::verify`].
-pub mod doctor {
-    pub use crate::client::{
-        doctor::{Check, CheckState, DoctorOptions},
-        verify::RuleCheck,
+    pub use crate::{
+        lanes::store::{HeldFor, LaneRow, LanesRow},
+        logs::store::LogRow,
+        quarantine::store::QuarantineRow,
+        redrives::store::RedriveRow,
+        schedules::store::ScheduleRow,
+        steps::store::StepRow,
+        store::{
+            DeadCount, DeadFilter, DeadLetter, ExecutionRow, JobFilter, JobRow, QueueRow, RecoveryRow,
+            WorkerRow, WorkerState,
+        },
+        watch::store::{JobEnd, JobUpdate},
     };
 }
 

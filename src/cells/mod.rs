@@ -20,6 +20,7 @@
 //! # Ok(()) }
 //! ```
 
+pub(crate) mod config;
 #[cfg(feature = "worker")]
 mod work;
 
@@ -27,17 +28,18 @@ use std::sync::Arc;
 
 use futures::future::{join_all, try_join_all};
 
+pub use self::config::{Layout, LayoutError};
 #[cfg(feature = "worker")]
 pub use self::work::{CellsWorker, CellsWorkerError};
-pub use crate::config::layout::{Layout, LayoutError};
 use crate::{
     client::{
         Tenure,
         connect::ConnectError,
         enqueue::{Enqueued, JobRequest},
     },
+    codec::job::Codecs,
     enqueue::insert::EnqueueError,
-    job::{JobId, codec::Codecs},
+    job::JobId,
     store::{JobRow, StoreError},
 };
 

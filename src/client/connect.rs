@@ -5,14 +5,15 @@ use std::sync::Arc;
 use sqlx::PgPool;
 use tokio::runtime::Handle;
 
-use super::{Inner, Tenure, watch::Watches};
+use super::{Inner, Tenure};
 use crate::{
+    codec::job::Codecs,
     config::{Config, TimingError},
     enqueue::{backpressure::Limits, insert, publish::Publications, uncommitted::Uncommitted},
-    job::codec::Codecs,
     nats::{Client, Nats, NatsError},
     observe::hooks::{EnqueueFunctions, EnqueueHooks, JobEnqueued},
     store::{Store, StoreError},
+    watch::api::Watches,
 };
 
 /// The settings, or the given client, cannot be used.

@@ -19,16 +19,14 @@ use uuid::Uuid;
 
 use crate::{
     client::Tenure,
+    codec::job::{Codecs, Part, is_sealed},
     enqueue::{
         backpressure::Admitted,
         insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     },
     job::{
-        AHEAD_MAX, Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue,
-        codec::{Codecs, Part, is_sealed},
-        duration::written,
-        sizes::stored_bytes,
-        unstorable_text,
+        AHEAD_MAX, Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue, duration::written,
+        sizes::stored_bytes, unstorable_text,
     },
     observe::trace::{self, Sending},
     store::{NewJob, PublishedBy, RareOptions, StoreError},
@@ -123,7 +121,7 @@ impl JobRequest {
     }
 
     /// Requests a job with the payload of a row, sealed or not.
-    pub(super) fn from_row(queue: &str, kind: &str, json: impl Into<String>) -> Self {
+    pub(crate) fn from_row(queue: &str, kind: &str, json: impl Into<String>) -> Self {
         let json = json.into();
         let is_sealed = is_sealed(&json);
         Self { is_sealed, ..Self::from_json(queue, kind, json) }
@@ -282,12 +280,12 @@ impl JobRequest {
     }
 
     /// The key that may keep it from being enqueued.
-    pub(super) fn any_key(&self) -> Option<&str> {
+    pub(crate) fn any_key(&self) -> Option<&str> {
         self.unique_key.as_deref().or(self.rare.lasting_key.as_deref())
     }
 
     /// Whether it replaces a queued job.
-    pub(super) fn replaces(&self) -> bool {
+    pub(crate) fn replaces(&self) -> bool {
         self.rare.key_while == Some("replace")
     }
 
@@ -640,7 +638,7 @@ impl<'t> IntoFuture for EnqueueMany<'t> {
 /// Sets one deadline for all that an enqueue waits for: its turn, a batch before its own, the statements.
 ///
 /// Cancel safe as `enqueue` is: a batch that has begun ends without the caller.
-pub(super) async fn in_time<T>(
+pub(crate) async fn in_time<T>(
     tenure: &Tenure,
     until: Instant,
     enqueue: impl Future<Output = Result<T, EnqueueError>>,
@@ -683,7 +681,7 @@ async fn traced<T>(
 
 /// Admits all jobs, or none. Asks for queue after queue in the order of their names: otherwise two calls could each
 /// wait for jobs that the other has admitted, for ever.
-pub(super) async fn admit(
+pub(crate) async fn admit(
     tenure: &Tenure,
     jobs: &[NewJob],
     until: Instant,

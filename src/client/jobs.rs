@@ -18,14 +18,12 @@ use crate::{
         Tenure,
         enqueue::{Enqueued, JobRequest},
     },
+    codec::job::{CodecError, Codecs, Part, misfit},
     enqueue::insert::EnqueueError,
-    job::{
-        JobId, NameError, Status, check_key, check_kind, check_queue,
-        codec::{CodecError, Codecs, Part, misfit},
-        duration::written,
-    },
+    job::{JobId, NameError, Status, check_key, check_kind, check_queue, duration::written},
     observe::metrics,
-    store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobFilter, JobRow, JobUpdate, StoreError},
+    store::{CancelAnswer, DeadCount, DeadFilter, DeadLetter, JobFilter, JobRow, StoreError},
+    watch::store::JobUpdate,
 };
 
 /// The most jobs in one statement.

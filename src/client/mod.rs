@@ -1,31 +1,18 @@
 //! Tenure: the handle that producers and workers share.
 
-pub(crate) mod audit;
 pub(crate) mod call;
 pub(crate) mod connect;
-pub(crate) mod doctor;
-pub(crate) mod ends;
 pub(crate) mod enqueue;
-pub(crate) mod groups;
 pub(crate) mod jobs;
-pub(crate) mod lanes;
 pub(crate) mod queues;
-pub(crate) mod quarantines;
-pub(crate) mod redrives;
-#[cfg(feature = "worker")]
-pub(crate) mod schedules;
-pub(crate) mod verify;
-pub(crate) mod watch;
 #[cfg(feature = "worker")]
 pub(crate) mod workers;
 
 use std::sync::Arc;
 
-use self::{
-    connect::{ConnectError, TenureBuilder},
-    watch::Watches,
-};
+use self::connect::{ConnectError, TenureBuilder};
 use crate::{
+    codec::job::Codecs,
     config::Config,
     enqueue::{
         backpressure::Limits,
@@ -33,13 +20,16 @@ use crate::{
         publish::Publications,
         uncommitted::Uncommitted,
     },
-    job::{JobId, actor::Actor, codec::Codecs},
+    job::{JobId, actor::Actor},
+    logs::store::LogRow,
     nats::{Nats, NatsError},
     observe::hooks::EnqueueHooks,
+    steps::store::StepRow,
     store::{
-        ExecutionRow, JobFilter, JobRow, LogRow, MigrateError, NewJob, RecoveryRow, StepRow, Store,
-        StoreError, WorkerRow, batch::Batcher,
+        ExecutionRow, JobFilter, JobRow, MigrateError, NewJob, RecoveryRow, Store, StoreError, WorkerRow,
+        batch::Batcher,
     },
+    watch::api::Watches,
 };
 
 /// The handle to tenure: its connections to Postgres and NATS, and the writes in flight. Cheap to clone.

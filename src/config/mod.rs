@@ -3,7 +3,6 @@
 //! Not here: several cells (`layout`), the list of the settings (`settings`), where they are read from (`sources`),
 //! the timers (`timing`).
 
-pub(crate) mod layout;
 mod settings;
 mod sources;
 mod timing;

@@ -15,9 +15,9 @@ use file::of_file;
 
 use super::{
     Config, ConfigError,
-    layout::Layout,
     settings::{PREFIX, SETTINGS, Setting},
 };
+use crate::cells::config::Layout;
 
 /// The variable that names the file.
 pub(super) const FILE_VARIABLE: &str = "TENURE_CONFIG";

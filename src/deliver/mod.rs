@@ -34,13 +34,13 @@ use crate::{
         attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
         claim::{Ack, Claim, ClaimKey, ENDING, LATER_MAX, Missed, ack_for},
     },
+    lanes::recover::tell_expired,
     nats::{Delivery, slots::Slots},
     observe::{
         hooks::{EnqueueHooks, Hooks, JobDied},
         metrics, repeats,
     },
     recover,
-    recover::lanes::tell_expired,
     run::{
         heartbeat::Heartbeat,
         running::{LocalJob, Message as JobMessage, Reservation, Rules, Running, RunningJob},

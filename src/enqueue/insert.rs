@@ -13,8 +13,9 @@ use std::{
 use tokio::sync::Semaphore;
 
 use crate::{
+    codec::job::CodecError,
     enqueue::publish::Publications,
-    job::{JobId, NameError, codec::CodecError},
+    job::{JobId, NameError},
     nats::{Prepared, Ticket},
     observe::{
         hooks::{EnqueueHooks, JobEnqueued},

@@ -24,6 +24,7 @@
 //! - `a_claim_whose_answer_was_lost_is_given_back_uncharged`
 //! - `a_settle_that_is_repeated_answers_as_the_first_did`
 
+pub(crate) mod nats;
 mod one_at_a_time;
 mod presence;
 mod produce;
@@ -31,7 +32,9 @@ mod protocol;
 mod receipt;
 mod settle;
 mod steps;
+pub(crate) mod store;
 mod take;
+pub(crate) mod worker;
 
 use std::{
     collections::HashMap,
@@ -60,12 +63,16 @@ use crate::{
     client::Tenure,
     config::Timing,
     deliver::Deliver,
+    gateway::nats::{Asked, CONFIRMED_WITHIN, ToGateway},
     job::{JobError, JobId, claim::ClaimKey},
-    nats::{Asked, CONFIRMED_WITHIN, LATE, Nats, ToGateway, announced_cancelled},
+    logs::run::LogWriter,
+    nats::{LATE, Nats, announced_cancelled},
     observe::{metrics, panics, repeats},
     proof::fault,
-    run::{context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, log::LogWriter, settle::Settle},
+    run::{heartbeat::Heartbeat, settle::Settle},
+    steps::run::Recorder,
     store::{ProgressWrite, Store, StoreError, batch::Batcher},
+    watch::run::Hints,
 };
 
 /// The most requests that are served at once, the most that wait for a job, and the most that wait for an end: none of

@@ -12,11 +12,11 @@ use crate::{
     EnqueueError, Tenure,
     client::{
         enqueue::JobRequest,
-        groups::SignalError,
         jobs::{CancelOutcome, WaitError},
     },
+    groups::{api::SignalError, store::Signalled},
     job::{JobId, Status, actor::Actor},
-    store::{JobRow, groups::Signalled},
+    store::JobRow,
 };
 
 /// The bytes of an answer that are not the output.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use crate::{job::AHEAD_MAX, nats::Requests};
+use crate::{gateway::nats::Requests, job::AHEAD_MAX};
 
 /// The version of the protocol.
 const VERSION: u64 = 1;

@@ -24,6 +24,7 @@ use crate::{
         sizes::stored_bytes,
         unstorable_text,
     },
+    logs::store::LogWrite,
     observe::{metrics, trace},
     proof::fault,
     run::{
@@ -34,7 +35,7 @@ use crate::{
         settle::{Settled, Verdict, verdict},
     },
     store::{
-        LogWrite, ProgressWrite, Store, StoreError,
+        ProgressWrite, Store, StoreError,
         batch::{Batcher, halve},
     },
 };

@@ -18,7 +18,8 @@ use super::{
     take::worker_of,
 };
 use crate::{
-    job::{JobError, check_key, claim::ClaimKey, codec::Codecs, sizes::stored_bytes},
+    codec::job::Codecs,
+    job::{JobError, check_key, claim::ClaimKey, sizes::stored_bytes},
     proof::fault,
     run::{
         context::{JobContext, WITHOUT_END},

@@ -7,8 +7,9 @@ pub mod examples;
 use crate::{Config, JobId, StoreError, Tenure, groups::GroupView};
 
 pub use crate::{
-    client::{doctor::SCANS_MISSED, queues::UnknownQueue},
+    client::queues::UnknownQueue,
     config::{InForce, Serve, Settings},
+    doctor::{jobs::SCANS_MISSED, store::UnservedSchedule},
     job::{
         MAX_ATTEMPTS_DEFAULT,
         attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
@@ -24,17 +25,17 @@ pub use crate::{
         trace,
     },
     recover::{
-        cron::next_ticks,
         retention,
         waiting::{Memory, measure_alone},
     },
     run::handlers::EndedInTheMiddle,
+    schedules::{recover::next_ticks, store::Replaces},
     store::{
         BASELINE, BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest,
         Completion, DeadGroup, DeadKind, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter,
         FUNCTIONS, FinishedKind, Fleet, JobAction, JobTexts, Keeps, ListedJob, LiveKind, LockPolicy,
-        MIGRATIONS, NEEDS, ProgressWrite, QueueStats, Replaces, STATEMENTS, Schema, Store, Unit, Unserved,
-        UnservedSchedule, WaitingJobs, WhoRuns,
+        MIGRATIONS, NEEDS, ProgressWrite, QueueStats, Schema, Store, Unit, Unserved, WaitingJobs, WhoRuns,
+        statements,
     },
     worker::{Recovery, counts},
 };

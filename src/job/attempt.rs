@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::{
         job::{MissedTicks, Status},
-        store::{BASELINE, STATEMENTS},
+        store::{BASELINE, statements},
     };
 
     /// Returns the words that each CHECK of this column allows.
@@ -252,7 +252,7 @@ mod tests {
             let texts: Vec<_> = sql.split(end.as_str()).collect();
             texts[..texts.len() - 1].iter().filter_map(|text| text.rsplit('\'').next()).collect::<Vec<_>>()
         };
-        STATEMENTS.iter().filter(|(name, _)| *name != "lose").flat_map(|(_, sql)| of(sql)).collect()
+        statements().filter(|(name, _)| *name != "lose").flat_map(|(_, sql)| of(sql)).collect()
     }
 
     #[test]
@@ -268,12 +268,12 @@ mod tests {
         }
         // Their reasons also say whether the worker was silent.
         for name in ["reset_stale", "take_over"] {
-            let sql = STATEMENTS.iter().find(|(own, _)| *own == name).map_or("", |(_, sql)| sql);
+            let sql = statements().find(|(own, _)| *own == name).map_or("", |(_, sql)| sql);
             for word in [Reason::Silent.text(), "'silent'", "'lost' END AS category"] {
                 assert!(sql.contains(word), "{name}: {word}");
             }
         }
-        let end_attempt = STATEMENTS.iter().find(|(name, _)| *name == "settle").map_or("", |(_, sql)| sql);
+        let end_attempt = statements().find(|(name, _)| *name == "settle").map_or("", |(_, sql)| sql);
         for route in Route::ALL {
             assert!(end_attempt.contains(&format!("WHERE route = '{route}'")), "{route}");
         }

@@ -6,7 +6,6 @@ pub(crate) mod actor;
 pub(crate) mod attempt;
 pub(crate) mod backoff;
 pub(crate) mod claim;
-pub(crate) mod codec;
 pub mod duration;
 pub(crate) mod events;
 pub(crate) mod sizes;

@@ -63,7 +63,7 @@ const NOWHERE: &str = "nats://127.0.0.1:0";
 const NO_MESSAGE: u64 = 10_037;
 
 /// The connection for answers.
-pub(super) struct Line {
+pub(crate) struct Line {
     pub(super) client: Client,
     context: jetstream::Context,
     broken: Arc<(AtomicBool, Notify)>,
@@ -250,7 +250,7 @@ enum Told {
 
 /// Where answers go. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Answers {
+pub(crate) struct Answers {
     told: mpsc::Sender<Told>,
     line: watch::Receiver<Option<Arc<Line>>>,
     is_expected: Arc<AtomicBool>,
@@ -272,7 +272,7 @@ impl Answers {
     }
 
     /// Returns a receiver of the line, and asks the task to make one.
-    pub(super) fn line(&self) -> watch::Receiver<Option<Arc<Line>>> {
+    pub(crate) fn line(&self) -> watch::Receiver<Option<Arc<Line>>> {
         if !self.is_expected.swap(true, Ordering::AcqRel) {
             self.told.try_send(Told::Expect).ok();
         }

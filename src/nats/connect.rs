@@ -82,14 +82,14 @@ impl std::ops::Deref for Nats {
 }
 
 pub struct Inner {
-    pub(super) client: Client,
+    pub(crate) client: Client,
     pub(super) context: jetstream::Context,
     /// The servers' addresses, without passwords.
     servers: Arc<str>,
     pub(super) stream: String,
-    pub(super) prefix: String,
+    pub(crate) prefix: String,
     pub(super) ack_wait: Duration,
-    pub(super) publish_within: Duration,
+    pub(crate) publish_within: Duration,
     /// The most jobs that one message names. `None`: jobs of groups share messages, others do not.
     pub(super) jobs_per_message: Option<usize>,
     /// The number of connections made so far.
@@ -99,7 +99,7 @@ pub struct Inner {
     /// The start of the current connection. `None`: not connected.
     up_since: Arc<Mutex<Option<Instant>>>,
     flushes: Flushes,
-    pub(super) answers: Answers,
+    pub(crate) answers: Answers,
     pub(super) stream_created: Mutex<Option<String>>,
 }
 
@@ -355,7 +355,7 @@ impl Nats {
 
     /// Publishes a plain message. Returns whether the client accepted it. While NATS is away, the client accepts some
     /// 2,000 messages and then makes its callers wait; a task that keeps jobs alive must not wait so long.
-    pub(super) async fn tell(&self, subject: impl async_nats::subject::ToSubject, body: Bytes) -> bool {
+    pub(crate) async fn tell(&self, subject: impl async_nats::subject::ToSubject, body: Bytes) -> bool {
         self.tell_over(&self.client, subject, body).await
     }
 

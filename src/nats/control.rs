@@ -11,11 +11,8 @@ use async_nats::{Request, Subject, Subscriber, client::RequestErrorKind};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    connect::{Nats, NatsError},
-    hints::WatchRequest,
-};
-use crate::{config::OWN_SUBJECTS, job::JobId, observe::repeats};
+use super::connect::{Nats, NatsError};
+use crate::{config::OWN_SUBJECTS, job::JobId, observe::repeats, watch::nats::WatchRequest};
 
 /// The longest that a probe waits for an answer. A process that takes longer is not gone.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
@@ -111,7 +108,7 @@ impl Nats {
         format!("{OWN_SUBJECTS}.{}.worker.{}", self.prefix, uuid::Uuid::new_v4().simple())
     }
 
-    pub(super) fn cancel_subject(&self) -> String {
+    pub(crate) fn cancel_subject(&self) -> String {
         format!("{OWN_SUBJECTS}.{}.cancel", self.prefix)
     }
 

@@ -49,7 +49,7 @@ pub(crate) struct Delivery {
 impl Delivery {
     /// Of a message that was requested while `line` was up. Borrows `context` from the caller: a clone for each message
     /// would cost more than the rest.
-    pub(super) fn new(
+    pub(crate) fn new(
         nats: &Nats,
         line: Option<Arc<Line>>,
         context: &mut Option<jetstream::Context>,
@@ -271,7 +271,7 @@ impl std::fmt::Debug for Receipt {
 impl Receipt {
     /// Restores the receipt of a message that this or another process has pulled, from the subject of its answers and
     /// its [mark](Self::mark). Of another subject, it answers nothing.
-    pub(super) fn restored(nats: &Nats, reply: &str, mark: &str) -> Self {
+    pub(crate) fn restored(nats: &Nats, reply: &str, mark: &str) -> Self {
         let message = async_nats::Message {
             subject: reply.into(),
             reply: Some(reply.into()),

@@ -8,14 +8,11 @@
 mod answers;
 mod connect;
 mod given;
-mod hints;
-mod hinter;
 mod control;
 mod inspect;
 mod message;
 mod publish;
 mod together;
-mod gateway;
 mod pull;
 pub(crate) mod slots;
 pub(crate) mod survey;
@@ -27,14 +24,11 @@ mod written;
 pub(crate) use async_nats::{Client, Subject};
 pub use connect::{Nats, NatsError};
 pub(crate) use control::{Announced, AskedToDrain, Control, Drains, Probed, announced_cancelled};
-pub(crate) use gateway::{Asked, CONFIRMED_WITHIN, LATE, Requests, ToGateway};
-pub(crate) use hinter::Hinter;
-pub(crate) use hints::{Hint, Hinted, WATCHED_FOR, WatchRequest};
 pub(crate) use inspect::{ConsumerSeen, Delivered, MessageSeen, NatsSeen, StreamCounts, StreamSeen, Unseen};
 pub(crate) use message::{Delivery, Receipt};
 pub(crate) use publish::{
     Confirmation, Confirmations, JOB_ID, Prepared, ReplyTo, Ticket, TicketBody, silence,
 };
-pub(crate) use pull::{Pull, PullConsumer, Pulled};
+pub(crate) use pull::{LATE, Pull, PullConsumer, Pulled, is_job};
 pub use topology::Progress;
 pub(crate) use written::WRITTEN_WITHIN;

@@ -34,9 +34,11 @@ use tokio::{
 
 pub(crate) use async_nats::jetstream::consumer::PullConsumer;
 
-use super::{answers::Line, connect::Nats, gateway::LATE, message::Delivery};
+use super::{answers::Line, connect::Nats, message::Delivery};
 use crate::nats::slots::{Slot, Slots};
 
+/// The longest delay of a request's last message after the request's end.
+pub(crate) const LATE: Duration = Duration::from_millis(1_500);
 /// The time for which the loop watches an idle consumer before it leaves its requests.
 const QUIET_FOR: Duration = Duration::from_millis(100);
 /// The lifetime on the server of a request for more than one message, if queues share slots.
@@ -539,7 +541,7 @@ fn unused(message: &async_nats::Message) -> Option<usize> {
 
 /// Whether it is a message of the stream, and none of the server's about a request. Its sender may have written a
 /// status, too.
-pub(super) fn is_job(message: &async_nats::Message) -> bool {
+pub(crate) fn is_job(message: &async_nats::Message) -> bool {
     message.reply.as_ref().is_some_and(|reply| reply.starts_with("$JS.ACK."))
         || matches!(message.status, None | Some(StatusCode::OK))
 }

@@ -2,8 +2,6 @@
 
 pub(crate) mod health;
 pub(crate) mod hooks;
-#[cfg(feature = "worker")]
-pub(crate) mod job_log;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod metrics;

@@ -14,12 +14,7 @@
 //! Every reset is one UPDATE that repeats its condition. The publication follows; if the process dies in between, the
 //! relay of another worker publishes.
 
-pub(crate) mod cron;
-pub(crate) mod groups;
-pub(crate) mod lanes;
-pub(crate) mod quarantines;
 pub(crate) mod reconcile;
-pub(crate) mod redrives;
 pub(crate) mod relay;
 pub mod retention;
 pub(crate) mod scanner;

@@ -98,7 +98,7 @@ pub(crate) async fn publish_due(store: &Store, nats: &Nats, stop: &Stop) -> Resu
     publish_in_task(store, nats, Take::Due, stop).await
 }
 
-pub(super) async fn publish_in_task(
+pub(crate) async fn publish_in_task(
     store: &Store,
     nats: &Nats,
     take: Take,
@@ -118,7 +118,7 @@ pub(super) async fn publish_in_task(
 }
 
 /// The jobs to take and publish.
-pub(super) enum Take {
+pub(crate) enum Take {
     Due,
     /// What lanes may release. `judge`: whether the first burst looks for slots of jobs that ended unseen.
     Held {

@@ -17,7 +17,7 @@ use std::{
 };
 
 use super::{
-    cron, report_reset,
+    report_reset,
     waiting::{self, Memory},
 };
 use crate::{
@@ -97,7 +97,7 @@ async fn follow_clock(store: &Store) -> bool {
     tracing::warn!(
         "the clock of Postgres has stepped back: times that lie ahead count as now, and pauses begin anew"
     );
-    let followed = match cron::follow_clock(store).await {
+    let followed = match crate::schedules::recover::follow_clock(store).await {
         Ok(()) => store.follow_clock().await,
         failed => failed,
     };

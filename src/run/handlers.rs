@@ -12,13 +12,14 @@ use serde_json::Value;
 use tracing::Instrument;
 
 use crate::{
+    codec::job::CodecError,
     config::{Timing, TimingError},
-    job::{Job, JobError, NameError, Outcome, backoff::Backoff, check_kind, codec::CodecError},
+    job::{Job, JobError, NameError, Outcome, backoff::Backoff, check_kind},
     observe::metrics::KindMeasures,
+    quarantine::run::InQuarantine,
     run::{
         context::JobContext,
         layers::{self, Call, Layer, Next},
-        quarantine::InQuarantine,
         running::{CancelReason, OnCrash, OnWriteLoss, Rules, RunningJob},
         threads::{Threads, Watched},
     },
@@ -445,7 +446,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         )
     }
 
-    pub(super) fn insert(
+    pub(crate) fn insert(
         &mut self,
         name: Option<&str>,
         options: KindOptions,
@@ -519,7 +520,7 @@ impl<S: Send + Sync + 'static> Kinds<S> {
         }
     }
 
-    pub(super) fn named_mut(&mut self, name: &str) -> Option<&mut Kind<S>> {
+    pub(crate) fn named_mut(&mut self, name: &str) -> Option<&mut Kind<S>> {
         self.named.get_mut(name)
     }
 

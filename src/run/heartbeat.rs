@@ -24,14 +24,12 @@ use tracing::Span;
 use crate::{
     config::Timing,
     observe::{metrics, repeats},
-    run::{
-        hints::Hints,
-        running::{CancelReason, OnWriteLoss, Running, RunningJob},
-    },
+    run::running::{CancelReason, OnWriteLoss, Running, RunningJob},
     store::{
         ProgressWrite, Store, StoreError,
         batch::{ITEMS_MAX, fitting, halve},
     },
+    watch::run::Hints,
 };
 
 /// The most tries of an attempt's last progress write, and the pause between them.

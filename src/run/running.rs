@@ -19,10 +19,12 @@ use crate::{
         JobId,
         claim::{Claim, ClaimKey},
     },
+    logs::run::Tail,
     nats::Receipt,
     observe::metrics,
-    run::{log::Tail, threads::Thread},
-    store::{Keeps, ProgressWrite, Recorded},
+    run::threads::Thread,
+    steps::store::Recorded,
+    store::{Keeps, ProgressWrite},
 };
 
 /// For this long after an outage, the worker blames the outage for an error of the handler.

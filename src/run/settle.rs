@@ -30,6 +30,7 @@ use crate::{
         claim::{Claim, ClaimKey},
         storable,
     },
+    lanes::run::EndedLanes,
     observe::{
         hooks::Hooks,
         metrics::{self, KindMeasures},
@@ -37,17 +38,14 @@ use crate::{
         repeats, trace,
     },
     proof::fault,
-    run::{
-        hints::Hints,
-        lanes::EndedLanes,
-        quarantine::{InQuarantine, Quarantine},
-        running::RunningJob,
-        tags::TagCounts,
-    },
+    quarantine::run::{InQuarantine, Quarantine},
+    run::running::RunningJob,
     store::{
         AttemptEnd, Completion, Keeps, LockPolicy, Store, StoreError,
         batch::{Batcher, halve, in_order},
     },
+    tags::run::TagCounts,
+    watch::run::Hints,
 };
 
 /// The result of writing a verdict.

@@ -117,7 +117,7 @@ impl DeadFilter {
     }
 
     /// The fields that are set, as JSON text: what a person asked for.
-    pub(super) fn named(&self) -> String {
+    pub(crate) fn named(&self) -> String {
         let older_than = (!self.older_than.is_zero()).then_some(self.older_than.as_secs_f64());
         let all = serde_json::json!({
             "queue": self.queue, "kind": self.kind, "category": self.category, "group": self.group,
@@ -127,7 +127,7 @@ impl DeadFilter {
         Value::Object(set.map(|(name, value)| (name.clone(), value.clone())).collect()).to_string()
     }
 
-    pub(super) fn bind<'q>(
+    pub(crate) fn bind<'q>(
         &self,
         query: Query<'q, Postgres, PgArguments>,
     ) -> Query<'q, Postgres, PgArguments> {

@@ -7,12 +7,12 @@ use super::PARTS;
 const INCLUDE: &[u8] = b"-- include ";
 
 /// Returns the length in bytes of a statement with its parts.
-pub(super) const fn length(text: &str) -> usize {
+pub(crate) const fn length(text: &str) -> usize {
     expand(text, &mut [], 0)
 }
 
 /// Returns a statement with its parts.
-pub(super) const fn whole<const LENGTH: usize>(text: &str) -> [u8; LENGTH] {
+pub(crate) const fn whole<const LENGTH: usize>(text: &str) -> [u8; LENGTH] {
     let mut whole = [0; LENGTH];
     expand(text, &mut whole, 0);
     whole
@@ -23,7 +23,7 @@ pub(super) const fn whole<const LENGTH: usize>(text: &str) -> [u8; LENGTH] {
 /// # Panics
 ///
 /// Never: a part replaces a whole line, which keeps the text UTF-8.
-pub(super) const fn text(whole: &[u8]) -> &str {
+pub(crate) const fn text(whole: &[u8]) -> &str {
     match str::from_utf8(whole) {
         Ok(text) => text,
         Err(_) => panic!("a statement is not UTF-8"),

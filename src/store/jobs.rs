@@ -13,21 +13,24 @@ use uuid::Uuid;
 use super::{
     BURY, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_GROUPED, COMPLETE_GROUPED_TOLD,
     COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD, COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP,
-    ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, KEEP_CANCELLED, LIVE_JOBS,
-    MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE,
-    UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
+    ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS,
+    PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED,
+    UNPUBLISHED, VISIBLE, WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
         ProgressWrite, PublishedBy, RareOptions, Refused, Shapes, ended, ord, ordinals, status,
     },
 };
-use crate::job::{
-    JobId, Status,
-    actor::Actor,
-    attempt::{AttemptOutcome, Category, RELEASES_MAX, Reason},
-    claim::{Claim, ClaimKey, Missed},
-    storable,
+use crate::{
+    groups::store::KEEP_CANCELLED,
+    job::{
+        JobId, Status,
+        actor::Actor,
+        attempt::{AttemptOutcome, Category, RELEASES_MAX, Reason},
+        claim::{Claim, ClaimKey, Missed},
+        storable,
+    },
 };
 
 /// Builds the one query for many new jobs.
@@ -633,7 +636,7 @@ impl Store {
 
 /// Returns the claims that won, each at the place of its request. `requests` must be sorted by job, and differ in
 /// nothing but the job.
-pub(super) fn claims_of(
+pub(crate) fn claims_of(
     rows: &[PgRow],
     requests: &[ClaimRequest],
     sent_at: Instant,

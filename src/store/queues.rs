@@ -32,7 +32,7 @@ impl<T: Copy> Change<T> {
         if let Self::Set(value) = self { Some(value) } else { None }
     }
 
-    pub(super) fn is_set(self) -> bool {
+    pub(crate) fn is_set(self) -> bool {
         !matches!(self, Self::Leave)
     }
 }

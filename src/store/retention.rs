@@ -6,8 +6,8 @@ use sqlx::{Row, postgres::PgRow, query};
 use uuid::Uuid;
 
 use super::{
-    PURGE_AUDIT, PURGE_CANCELLED, PURGE_DAY, PURGE_DONE, PURGE_EVENTS, PURGE_GATE, PURGE_KEYS,
-    PURGE_OLD_DEAD, PURGE_ROWS, PURGE_TRACES, PURGE_TURN,
+    PURGE_CANCELLED, PURGE_DAY, PURGE_DONE, PURGE_EVENTS, PURGE_GATE, PURGE_KEYS, PURGE_OLD_DEAD, PURGE_ROWS,
+    PURGE_TRACES, PURGE_TURN,
     call::{Store, StoreError},
     rows::AGE_MAX,
 };
@@ -112,12 +112,12 @@ impl Store {
         self.purge_some(PURGE_EVENTS, keep, step).await
     }
 
-    /// Removes at most `step` old acts.
-    pub(crate) async fn purge_audit(&self, keep: Duration, step: i32) -> Result<u64, StoreError> {
-        self.purge_some(PURGE_AUDIT, keep, step).await
-    }
-
-    async fn purge_some(&self, sql: &'static str, keep: Duration, step: i32) -> Result<u64, StoreError> {
+    pub(crate) async fn purge_some(
+        &self,
+        sql: &'static str,
+        keep: Duration,
+        step: i32,
+    ) -> Result<u64, StoreError> {
         let rows = self.rows(query(sql).bind(seconds(keep)).bind(step)).await?;
         Ok(count(rows.first().ok_or(sqlx::Error::RowNotFound)?, "gone")?)
     }

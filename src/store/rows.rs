@@ -16,7 +16,7 @@ use crate::job::{
 };
 
 /// The greatest age that a statement gets. A longer one means for ever, and Postgres's time could not hold it.
-pub(super) const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
+pub(crate) const AGE_MAX: Duration = Duration::from_hours(24 * 365_000);
 
 /// The publisher of the first message of a new job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +111,7 @@ impl NewJob {
     }
 
     /// Whether the job is due, without a key, and published by its caller.
-    pub(super) fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         let is_due = self.run_at.is_none() && self.delay.is_none();
         is_due
             && self.key.is_none()
@@ -469,24 +469,6 @@ pub struct ExecutionRow {
     pub error: Option<String>,
 }
 
-/// What an attempt of a job has recorded: a row of `tenure.effects`.
-#[derive(Debug, Clone, Serialize)]
-#[non_exhaustive]
-pub struct StepRow {
-    /// The name of a step or a sleep, or the key of an effect.
-    pub name: String,
-    /// `step`, `sleep`, or `effect`: the work of [`JobContext::once`](crate::JobContext::once).
-    pub step: String,
-    /// The token of the attempt that recorded it.
-    pub fencing_token: FencingToken,
-    /// When a step or a sleep began.
-    pub began_at: Option<DateTime<Utc>>,
-    /// When it was recorded: at the end of a step or an effect, at the beginning of a sleep.
-    pub recorded_at: DateTime<Utc>,
-    /// The end of a sleep.
-    pub wakes_at: Option<DateTime<Utc>>,
-}
-
 /// A row of `tenure.recovery_events`.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "the fields are the table's columns")]
@@ -503,45 +485,45 @@ pub struct RecoveryRow {
 }
 
 /// Returns the numbers from 0 to `n - 1` as Postgres's signed integers.
-pub(super) fn ordinals(n: usize) -> Vec<i32> {
+pub(crate) fn ordinals(n: usize) -> Vec<i32> {
     (0..i32::try_from(n).unwrap_or(i32::MAX)).collect()
 }
 
-pub(super) fn ord(row: &PgRow) -> Result<usize, sqlx::Error> {
+pub(crate) fn ord(row: &PgRow) -> Result<usize, sqlx::Error> {
     Ok(usize::try_from(row.try_get::<i32, _>("ord")?).unwrap_or(usize::MAX))
 }
 
 /// Returns an `integer` column that is never negative.
-pub(super) fn u32_of(row: &PgRow, column: &str) -> Result<u32, sqlx::Error> {
+pub(crate) fn u32_of(row: &PgRow, column: &str) -> Result<u32, sqlx::Error> {
     Ok(row.try_get::<i32, _>(column)?.unsigned_abs())
 }
 
 /// Returns a `bigint` column that is never negative.
-pub(super) fn u64_of(row: &PgRow, column: &str) -> Result<u64, sqlx::Error> {
+pub(crate) fn u64_of(row: &PgRow, column: &str) -> Result<u64, sqlx::Error> {
     Ok(row.try_get::<i64, _>(column)?.unsigned_abs())
 }
 
 /// Returns the size in an `integer` column.
-pub(super) fn bytes_of(row: &PgRow, column: &str) -> Result<Option<usize>, sqlx::Error> {
+pub(crate) fn bytes_of(row: &PgRow, column: &str) -> Result<Option<usize>, sqlx::Error> {
     Ok(row.try_get::<Option<i32>, _>(column)?.map(|bytes| usize::try_from(bytes).unwrap_or(0)))
 }
 
-pub(super) fn status(row: &PgRow) -> Result<Status, sqlx::Error> {
+pub(crate) fn status(row: &PgRow) -> Result<Status, sqlx::Error> {
     word(row.try_get("status")?)
 }
 
 /// A word of the database as what it stands for.
-pub(super) fn word<T: FromStr<Err: Into<BoxDynError>>>(word: &str) -> Result<T, sqlx::Error> {
+pub(crate) fn word<T: FromStr<Err: Into<BoxDynError>>>(word: &str) -> Result<T, sqlx::Error> {
     word.parse().map_err(|error: T::Err| sqlx::Error::Decode(error.into()))
 }
 
-pub(super) fn json(text: Option<String>) -> Option<Value> {
+pub(crate) fn json(text: Option<String>) -> Option<Value> {
     // The text comes from a jsonb column, so it is JSON. A number too large for f64 becomes null.
     text.map(|text| serde_json::from_str(&text).unwrap_or_default())
 }
 
 /// Returns the JSON of a jsonb column, untouched.
-pub(super) fn raw(text: Option<String>) -> Option<Box<RawValue>> {
+pub(crate) fn raw(text: Option<String>) -> Option<Box<RawValue>> {
     text.and_then(|text| RawValue::from_string(text).ok())
 }
 
@@ -563,12 +545,12 @@ fn compact(json: &str) -> String {
 
 /// Returns the JSON of a jsonb column as a value, whose numbers are rounded, and as text with all digits, as compact
 /// as `serde_json` writes a value.
-pub(super) fn both(text: Option<String>) -> (Option<Value>, Option<Box<RawValue>>) {
+pub(crate) fn both(text: Option<String>) -> (Option<Value>, Option<Box<RawValue>>) {
     (json(text.clone()), raw(text.as_deref().map(compact)))
 }
 
 /// The values that items of a batch have in common: sent once, and named by their place.
-pub(super) struct Shapes<T>(Vec<T>);
+pub(crate) struct Shapes<T>(Vec<T>);
 
 impl<T> Default for Shapes<T> {
     fn default() -> Self {
@@ -578,7 +560,7 @@ impl<T> Default for Shapes<T> {
 
 impl<T> Shapes<T> {
     /// Returns the place of a shape, counted from 1 as in SQL. A batch has few shapes; the search begins at the latest.
-    pub(super) fn place(&mut self, is_same: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> i32 {
+    pub(crate) fn place(&mut self, is_same: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> i32 {
         let found = self.0.iter().rposition(is_same).unwrap_or_else(|| {
             self.0.push(new());
             self.0.len() - 1
@@ -586,16 +568,16 @@ impl<T> Shapes<T> {
         i32::try_from(found + 1).unwrap_or(i32::MAX)
     }
 
-    pub(super) fn column<C>(&self, of: impl Fn(&T) -> C) -> Vec<C> {
+    pub(crate) fn column<C>(&self, of: impl Fn(&T) -> C) -> Vec<C> {
         self.0.iter().map(of).collect()
     }
 }
 
-pub(super) struct Keys {
-    pub(super) jobs: Vec<JobId>,
-    pub(super) tokens: Vec<FencingToken>,
-    pub(super) claims: Vec<Uuid>,
-    pub(super) ords: Vec<i32>,
+pub(crate) struct Keys {
+    pub(crate) jobs: Vec<JobId>,
+    pub(crate) tokens: Vec<FencingToken>,
+    pub(crate) claims: Vec<Uuid>,
+    pub(crate) ords: Vec<i32>,
 }
 
 impl<'a> FromIterator<&'a ClaimKey> for Keys {
@@ -611,7 +593,7 @@ impl<'a> FromIterator<&'a ClaimKey> for Keys {
     }
 }
 
-pub(super) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {
+pub(crate) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {
     rows.iter()
         .map(|row| {
             let silence_s: Option<f64> = row.try_get("silence_s")?;
@@ -630,15 +612,8 @@ pub(super) fn ended(rows: &[PgRow]) -> Result<Vec<EndedAttempt>, sqlx::Error> {
         .collect()
 }
 
-/// The number of jobs that break a rule, and the first of them.
-#[derive(Debug, Clone)]
-pub(crate) struct RuleBroken {
-    pub(crate) jobs: u64,
-    pub(crate) examples: Vec<JobId>,
-}
-
 /// Reads jobs that were taken to be published.
-pub(super) fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, sqlx::Error> {
+pub(crate) fn due_jobs(rows: &[PgRow]) -> Result<Vec<DueJob>, sqlx::Error> {
     let due = |row: &PgRow| {
         Ok(DueJob {
             id: row.try_get("id")?,

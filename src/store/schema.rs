@@ -221,14 +221,14 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::STATEMENTS;
+    use crate::store::statements;
 
     #[test]
     fn the_list_of_called_functions_is_whole() {
         let names = FUNCTIONS.iter().map(|(path, _)| path.rsplit('/').next().unwrap_or(path));
         let is_called = |name: &&str| {
             let call = format!("tenure.{name}(");
-            STATEMENTS.iter().any(|(_, sql)| sql.contains(&call))
+            statements().any(|(_, sql)| sql.contains(&call))
         };
         assert_eq!(names.filter(is_called).collect::<Vec<_>>(), CALLED_FUNCTIONS);
     }

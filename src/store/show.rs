@@ -4,18 +4,16 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS, SCHEDULE_JOBS,
-    WHO_RUNS,
+    COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS, WHO_RUNS,
     call::{Store, StoreError},
     dead::{DeadCount, DeadFilter},
     rows::{JobRow, u64_of},
-    schedules::ScheduleRow,
     views::{JobFilter, job_row},
 };
 use crate::job::{JobId, claim::FencingToken};
 
 /// How many finished jobs to look at for those of a schedule.
-const LOOKED_AT: i64 = 2_000;
+pub(crate) const LOOKED_AT: i64 = 2_000;
 
 /// Selects recovery events.
 #[derive(Debug, Clone, Default)]
@@ -251,27 +249,6 @@ impl Store {
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let (retrying, scheduled) = (row.try_get("retrying")?, row.try_get("scheduled")?);
         Ok(WaitingJobs { retrying, scheduled, held: row.try_get("held")? })
-    }
-
-    /// Returns the latest jobs of a schedule, the newest first, at most `limit`: of those that these ticks have
-    /// enqueued, and of the latest jobs.
-    pub async fn schedule_jobs(
-        &self,
-        schedule: &ScheduleRow,
-        limit: i64,
-        ticks: &[DateTime<Utc>],
-    ) -> Result<Vec<JobRow>, StoreError> {
-        let payload = schedule.payload_json.as_ref().map(ToString::to_string);
-        let query = query(SCHEDULE_JOBS)
-            .bind(schedule.queue.clone())
-            .bind(schedule.kind.clone())
-            .bind(payload)
-            .bind(schedule.tick_field.clone())
-            .bind(limit)
-            .bind(ticks.to_vec())
-            .bind(LOOKED_AT);
-        let rows = self.rows_for_a_look(query).await?;
-        Ok(rows.iter().map(job_row).collect::<Result<_, _>>()?)
     }
 
     /// Groups the dead letters among the latest `of_the_latest` by what their errors have in common; returns at most

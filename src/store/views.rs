@@ -1,6 +1,6 @@
 //! Views: the statements for people. One method, one statement.
 
-use std::{collections::HashMap, time::Duration};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -10,24 +10,18 @@ use sqlx::{
     query,
     query::Query,
 };
-use tokio::time::timeout;
 
 use super::{
-    CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_STEPS, LIST_TAGGED, LIST_WORKERS, MATCH_JOBS,
-    MATCH_TAGGED, RECOVERIES, SCHEMA_VERSION, SHOW_JOB, VERIFY,
+    CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_TAGGED, LIST_WORKERS, MATCH_JOBS,
+    MATCH_TAGGED, RECOVERIES, SCHEMA_VERSION, SHOW_JOB,
     call::{Store, StoreError},
-    rows::{
-        AGE_MAX, ExecutionRow, JobRow, RecoveryRow, RuleBroken, StepRow, both, bytes_of, status, u32_of,
-        u64_of,
-    },
+    rows::{AGE_MAX, ExecutionRow, JobRow, RecoveryRow, both, bytes_of, status, u32_of, u64_of},
     schema::{CALLED_FUNCTIONS, NEEDS},
 };
 use crate::job::{JobId, Status};
 
 /// How long the selection of jobs to cancel may take.
 const SELECTED_WITHIN: Duration = Duration::from_mins(5);
-/// How long `verify` may take. A history of a hundred million jobs takes some minutes.
-const VERIFIED_WITHIN: Duration = Duration::from_hours(1);
 
 /// Selects jobs. The default selects all.
 ///
@@ -173,12 +167,12 @@ impl JobFilter {
     }
 
     /// The statement that lists at most `limit` jobs.
-    pub(super) fn list(&self, limit: i64, with_payloads: bool) -> Query<'static, Postgres, PgArguments> {
+    pub(crate) fn list(&self, limit: i64, with_payloads: bool) -> Query<'static, Postgres, PgArguments> {
         self.of_tags(LIST_JOBS, LIST_TAGGED, |query| query.bind(limit).bind(with_payloads))
     }
 
     /// The statement that selects at most `limit` jobs that an action can touch.
-    pub(super) fn matching(&self, limit: i64, action: &'static str) -> Query<'static, Postgres, PgArguments> {
+    pub(crate) fn matching(&self, limit: i64, action: &'static str) -> Query<'static, Postgres, PgArguments> {
         self.of_tags(MATCH_JOBS, MATCH_TAGGED, |query| query.bind(limit).bind(action))
     }
 
@@ -411,38 +405,6 @@ impl Store {
         Ok(rows.iter().map(execution).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Returns the latest `most` steps, sleeps and effects of one job, oldest first.
-    pub async fn list_steps(&self, job: JobId, most: i64) -> Result<Vec<StepRow>, StoreError> {
-        let rows = self.rows(query(LIST_STEPS).bind(job).bind(most)).await?;
-        let step = |row: &PgRow| {
-            Ok(StepRow {
-                name: row.try_get("key")?,
-                step: row.try_get("step")?,
-                fencing_token: row.try_get("fencing_token")?,
-                began_at: row.try_get("began_at")?,
-                recorded_at: row.try_get("created_at")?,
-                wakes_at: row.try_get("wakes_at")?,
-            })
-        };
-        Ok(rows.iter().map(step).collect::<Result<_, sqlx::Error>>()?)
-    }
-
-    /// Returns how many jobs break each rule. The call may take long, and has a connection of its own.
-    pub(crate) async fn verify(&self) -> Result<HashMap<String, RuleBroken>, StoreError> {
-        let mut connection = self.migration_connection().await?;
-        // Without a limit, a connection that dies silently would hang the call for ever.
-        let read = timeout(VERIFIED_WITHIN, query(VERIFY).fetch_all(&mut connection)).await;
-        let rows =
-            read.map_err(|_| sqlx::Error::Io(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
-        let rule = |row: &PgRow| {
-            let jobs: i64 = row.try_get("jobs")?;
-            let examples: Option<Vec<JobId>> = row.try_get("examples")?;
-            let broken = RuleBroken { jobs: jobs.unsigned_abs(), examples: examples.unwrap_or_default() };
-            Ok((row.try_get("rule")?, broken))
-        };
-        Ok(rows.iter().map(rule).collect::<Result<_, sqlx::Error>>()?)
-    }
-
     /// Returns the latest `most` recovery events of one job, oldest first.
     pub async fn recoveries(&self, job: JobId, most: i64) -> Result<Vec<RecoveryRow>, StoreError> {
         let rows = self.rows(query(RECOVERIES).bind(job).bind(most)).await?;
@@ -463,7 +425,7 @@ impl Store {
     }
 }
 
-pub(super) fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
+pub(crate) fn job_row(row: &PgRow) -> Result<JobRow, sqlx::Error> {
     let (payload, payload_json) = both(row.try_get("payload")?);
     let (output, output_json) = both(row.try_get("output")?);
     Ok(JobRow {

@@ -141,7 +141,7 @@ pub(crate) struct Found {
 }
 
 impl Waiting {
-    pub(super) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
+    pub(crate) fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         Ok(Self {
             queue: row.try_get("queue")?,
             kind: row.try_get("kind")?,
@@ -211,7 +211,7 @@ impl QueueStats {
 }
 
 /// Binds the messages of each kind as $1 to $4 of recover/parts/waiting.sql.
-pub(super) fn bind_messages<'q>(
+pub(crate) fn bind_messages<'q>(
     query: Query<'q, Postgres, PgArguments>,
     messages: Option<&[KindMessages]>,
 ) -> Query<'q, Postgres, PgArguments> {

@@ -10,28 +10,28 @@ use tracing::Instrument;
 
 use super::queues::Queues;
 use crate::{
+    codec::{self, job::Codecs},
     config::TraceParent,
     deliver::{Deliver, Delivered},
     job::{
         JobError, Outcome,
         claim::{Ack, Claim, Missed, ack_for},
-        codec::Codecs,
     },
+    logs::run::LogWriter,
     nats::{Delivery, Nats, slots::Slot},
     observe::{health::Health, trace},
     proof::fault,
     run::{
-        context::{JobContext, steps::Recorder},
+        context::JobContext,
         handlers::{self, Ended, Kind, Kinds},
         heartbeat::Heartbeat,
-        hints::Hints,
-        log::LogWriter,
         running::{Message, Reservation, RunningJob},
-        sealing,
         settle::{Settle, Settled, Verdict, verdict},
         threads::Threads,
     },
+    steps::run::Recorder,
     store::Store,
+    watch::run::Hints,
 };
 
 /// How often a job that this worker could not claim is offered to the relay, while others of its message run: NATS does
@@ -81,16 +81,16 @@ impl<S: Send + Sync + 'static> Handlers<S> {
 }
 
 /// Handles deliveries: claims, runs, settles, acks.
-pub(super) struct Attempts<S> {
+pub(crate) struct Attempts<S> {
     pub(super) handlers: Handlers<S>,
-    pub(super) deliver: Deliver,
-    pub(super) settle: Settle,
-    pub(super) heartbeat: Heartbeat,
+    pub(crate) deliver: Deliver,
+    pub(crate) settle: Settle,
+    pub(crate) heartbeat: Heartbeat,
     pub(super) store: Store,
     pub(super) nats: Nats,
-    pub(super) hints: Hints,
+    pub(crate) hints: Hints,
     pub(super) queues: Arc<Queues>,
-    pub(super) worker_id: String,
+    pub(crate) worker_id: String,
     pub(super) trace_parent: TraceParent,
     pub(super) health: Health,
     /// Whether a job loses its first claim when its handler has ended.
@@ -153,14 +153,14 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             return;
         };
         let span = trace::process(&claim, &self.worker_id, self.trace_parent);
-        let opened = sealing::open_claim(&self.handlers.codecs, &mut claim);
+        let opened = codec::run::open_claim(&self.handlers.codecs, &mut claim);
         let job = Arc::new(RunningJob::new(claim, message, kind.rules, span.id()));
         // A log is plain text: of a sealed kind nothing is kept.
         let keeps_log = self.handlers.logs.is_some() && !self.handlers.codecs.has(&job.claim.kind);
         if keeps_log {
             job.log.keep();
         }
-        let _listed = keeps_log.then(|| crate::observe::job_log::list(job.span.as_ref(), &job));
+        let _listed = keeps_log.then(|| crate::logs::observe::list(job.span.as_ref(), &job));
         self.attempt(kind, job, reservation, opened).instrument(span).await;
     }
 
@@ -183,7 +183,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             Err(error) => Ended::Returned(Err(error)),
             Ok(()) => self.call(kind, &job).await,
         };
-        sealing::say_put_off(&job.claim.kind, &ended);
+        codec::run::say_put_off(&job.claim.kind, &ended);
         if self.loses_first
             && job.key.token.0 == 1
             && let Err(error) = Box::pin(self.store.lose(job.key.job)).await
@@ -258,7 +258,7 @@ impl<S: Send + Sync + 'static> Attempts<S> {
             return Ended::Quarantined(waits);
         }
         let ended = self.handlers.run(kind, job.clone()).await;
-        sealing::seal_output(&self.handlers.codecs, name, ended)
+        codec::run::seal_output(&self.handlers.codecs, name, ended)
     }
 
     async fn ack_of_lost(&self, job: &RunningJob, dispatch: Option<i32>) -> Ack {

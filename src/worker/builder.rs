@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 
 use super::{error::WorkerError, queues::Wanted};
 use crate::{
+    batches::run::{Batch, BatchContext, IntoVerdicts, Item},
     client::Tenure,
     job::Job,
     observe::{
@@ -16,7 +17,6 @@ use crate::{
         hooks::{AttemptEnded, JobDied, JobLost, WorkerHooks},
     },
     run::{
-        batches::{Batch, BatchContext, IntoVerdicts, Item},
         context::JobContext,
         handlers::{IntoOutcome, KindOptions, Kinds},
         layers::{self, Call, Layer, Next},
@@ -102,7 +102,7 @@ pub struct WorkerBuilder<S = ()> {
     /// Whether handlers may open transactions, as `once` does: commands cannot.
     pub(super) makes_transactions: bool,
     /// Whether the worker also speaks the worker protocol.
-    pub(super) is_gateway: bool,
+    pub(crate) is_gateway: bool,
     pub(super) loses_first: bool,
 }
 

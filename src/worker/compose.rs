@@ -15,11 +15,12 @@ use super::{
 use crate::{
     config::Config,
     deliver::{Deliver, DeliverSettings},
-    run::{
-        context::steps::Recorder, heartbeat::Heartbeat, hints::Hints, log::LogWriter, running::Running,
-        settle::Settle, tags::TagCounts, threads::Threads,
-    },
+    logs::run::LogWriter,
+    run::{heartbeat::Heartbeat, running::Running, settle::Settle, threads::Threads},
+    steps::run::Recorder,
     store::Store,
+    tags::run::TagCounts,
+    watch::run::Hints,
 };
 
 impl<S: Send + Sync + 'static> Life<S> {

@@ -23,14 +23,8 @@ use super::{
         consumers::LookAtConsumers,
         control::{FollowSettings, Listen},
         figures::{MeasureMessages, Report, ShowFleet},
-        groups::{ReleaseFollowers, TendGroups},
-        lanes::{Admit, StandIn, Tidy},
-        logs::KeepLogs,
-        quarantine::{TendQuarantines, WatchKinds},
         recovery::{Look, Scan, Sweep},
-        redrives::TendRedrives,
         relay::{PublishDue, Reclaim, Relay, Tick},
-        tags::CountTags,
         turns::TakeTurns,
     },
     port::Server,
@@ -45,14 +39,20 @@ use super::{
 use crate::{
     config::Config,
     enqueue::publish::Publications,
+    groups::worker::{ReleaseFollowers, TendGroups},
+    lanes::worker::{Admit, StandIn, Tidy},
+    logs::worker::KeepLogs,
     nats::{Control, Nats},
     observe::{health::Health, hooks::Hooks, metrics::Gauges},
+    quarantine::worker::{TendQuarantines, WatchKinds},
     recover::{
         reconcile::{Identity, LifeSign},
         relay,
     },
+    redrives::worker::TendRedrives,
     run::running::Running,
     store::{Registration, Store},
+    tags::worker::CountTags,
 };
 
 /// How often the worker goes on with redrives, and judges watched kinds, at least.

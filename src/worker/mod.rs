@@ -9,16 +9,16 @@
 //! of its own. Each loop has a task until the last job has ended. A part holds what it needs, and knows only the parts
 //! that it uses: `turns` (which of the fleet's common work this worker does), `topology`, `presence`, `queues`.
 
-mod attempt;
-mod builder;
+pub(crate) mod attempt;
+pub(crate) mod builder;
 mod compose;
 pub mod counts;
 mod error;
-#[cfg_attr(not(feature = "gateway"), path = "no_gateway.rs")]
-mod gateway;
 mod handle;
 mod life;
-mod loops;
+pub(crate) mod loops;
+#[cfg(not(feature = "gateway"))]
+mod no_gateway;
 pub(crate) mod port;
 mod presence;
 mod pull;
@@ -27,7 +27,12 @@ mod shutdown;
 mod signal;
 mod start;
 mod topology;
-mod turns;
+pub(crate) mod turns;
+
+#[cfg(feature = "gateway")]
+use crate::gateway::worker as gateway;
+#[cfg(not(feature = "gateway"))]
+use no_gateway as gateway;
 
 pub use self::{
     builder::{Recovery, Worker, WorkerBuilder},

@@ -4,21 +4,24 @@
 
 use std::time::Duration;
 
-use super::{attempt::Attempts, loops::Loops};
-use crate::{client::Tenure, observe::health::Health};
+use crate::{
+    client::Tenure,
+    observe::health::Health,
+    worker::{attempt::Attempts, loops::Loops},
+};
 
 /// No gateway.
 #[derive(Clone)]
-pub(super) struct OwnGateway;
+pub(crate) struct OwnGateway;
 
 impl OwnGateway {
-    pub(super) fn of<S>(_is_gateway: bool, _: &Tenure, _: &Attempts<S>) -> Self {
+    pub(crate) fn of<S>(_is_gateway: bool, _: &Tenure, _: &Attempts<S>) -> Self {
         Self
     }
 
-    pub(super) fn spawn(&self, _: &mut Loops, _: &Health, _: Duration) {}
+    pub(crate) fn spawn(&self, _: &mut Loops, _: &Health, _: Duration) {}
 
-    pub(super) async fn stop(&self) {}
+    pub(crate) async fn stop(&self) {}
 
-    pub(super) async fn report_rates(&self) {}
+    pub(crate) async fn report_rates(&self) {}
 }

@@ -9,16 +9,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    gateway::OwnGateway,
-    loops::{Loops, figures::Report, relay::Relay},
-};
+use super::gateway::OwnGateway;
+use super::loops::{Loops, figures::Report, relay::Relay};
 use crate::{
-    config::Timing,
-    nats::Nats,
-    observe::hooks::Hooks,
-    run::{quarantine::Quarantine, running::Running, tags::TagCounts},
-    store::Store,
+    config::Timing, nats::Nats, observe::hooks::Hooks, quarantine::run::Quarantine, run::running::Running,
+    store::Store, tags::run::TagCounts,
 };
 
 /// The end of a worker.

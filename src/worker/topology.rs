@@ -22,7 +22,7 @@ const CONSUMERS_WITHIN: Duration = Duration::from_secs(2);
 /// The most consumers that a worker asks for at once.
 const ASKS_MAX: usize = 32;
 
-pub(super) struct Topology {
+pub(crate) struct Topology {
     nats: Nats,
     /// The queues that are served.
     names: Vec<String>,

@@ -29,7 +29,7 @@ use crate::{config::Timing, store};
 
 /// Work that one worker does for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(crate) enum Turn {
     Relay,
     Vanished,
     Scan,
@@ -88,7 +88,7 @@ pub(super) enum Went {
 
 /// The turns of this worker, and the rest of the database's latest answer.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     /// How often this worker keeps its turn.
     pub(super) every: Duration,
     /// How long a turn lasts if its worker does not keep it.
@@ -135,12 +135,12 @@ impl Turns {
     }
 
     /// Whether this worker has the turn.
-    pub(super) fn has(&self, turn: Turn) -> bool {
+    pub(crate) fn has(&self, turn: Turn) -> bool {
         self.state().until[turn as usize].is_some_and(|until| Instant::now() < until)
     }
 
     /// Completes when this worker has the turn. Cancel safe.
-    pub(super) async fn wait_for(&self, turn: Turn) {
+    pub(crate) async fn wait_for(&self, turn: Turn) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             // Enable it before the look, or a change between the look and the wait would be missed.
@@ -196,32 +196,32 @@ impl Turns {
     }
 
     /// Returns how many workers are alive, as far as the database has told: at least one.
-    pub(super) fn live_workers(&self) -> u32 {
+    pub(crate) fn live_workers(&self) -> u32 {
         self.state().workers.max(1)
     }
 
     /// Whether a queue has lanes, as far as the database has told.
-    pub(super) fn has_lanes(&self) -> bool {
+    pub(crate) fn has_lanes(&self) -> bool {
         self.state().has_lanes
     }
 
     /// Whether a calm redrive is open, as far as the database has told.
-    pub(super) fn has_redrives(&self) -> bool {
+    pub(crate) fn has_redrives(&self) -> bool {
         self.state().has_redrives
     }
 
     /// Whether a kind is watched, as far as the database has told.
-    pub(super) fn has_quarantines(&self) -> bool {
+    pub(crate) fn has_quarantines(&self) -> bool {
         self.state().has_quarantines
     }
 
     /// Whether a job follows others, as far as the database has told.
-    pub(super) fn has_groups(&self) -> bool {
+    pub(crate) fn has_groups(&self) -> bool {
         self.state().has_groups
     }
 
     /// Whether a job may expire, as far as the database has told.
-    pub(super) fn has_expiries(&self) -> bool {
+    pub(crate) fn has_expiries(&self) -> bool {
         self.state().has_expiries
     }
 
@@ -260,7 +260,7 @@ impl Turns {
     }
 
     /// Returns this worker's interval, such that `each` workers of the fleet act in each `every`.
-    pub(super) fn in_step(&self, every: Duration, each: u32) -> Duration {
+    pub(crate) fn in_step(&self, every: Duration, each: u32) -> Duration {
         every.mul_f64((f64::from(self.state().workers) / f64::from(each)).max(1.0))
     }
 

@@ -1,6 +1,6 @@
 //! Logs of jobs: what commands and handlers print is kept with the job, the end of each of its last attempts.
 //!
-//! Not here: which lines stay (`run::log`), and the log of a worker (`log`).
+//! Not here: which lines stay (`logs::run`), and the log of a worker (`log`).
 
 use std::time::Duration;
 

@@ -15,7 +15,7 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool, SqlSafeStr
 use tenure::{
     JobRequest, KindOptions, Worker,
     errors::MigrateError,
-    internals::{FUNCTIONS, MIGRATIONS, STATEMENTS},
+    internals::{self, FUNCTIONS, MIGRATIONS},
 };
 
 use crate::{
@@ -474,9 +474,9 @@ async fn every_statement_fits_a_schema_that_has_more() {
     let bench = bench().await;
     assert_eq!(apply_next(&bench).await.unwrap(), [NEXT_VERSION]);
     assert_eq!(apply_next(&bench).await.unwrap(), [0_i64; 0]);
-    for (name, sql) in STATEMENTS {
+    for (name, sql) in internals::statements() {
         (&bench.pool)
-            .prepare(AssertSqlSafe(*sql).into_sql_str())
+            .prepare(AssertSqlSafe(sql).into_sql_str())
             .await
             .unwrap_or_else(|error| panic!("{name}: {error}"));
     }

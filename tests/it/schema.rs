@@ -9,7 +9,7 @@ use std::{
 use sqlx::{AssertSqlSafe, Executor, PgPool, SqlSafeStr};
 use tenure::{
     Tenure,
-    internals::{FUNCTIONS, STATEMENTS},
+    internals::{FUNCTIONS, statements},
 };
 
 use crate::harness::{Running, bench, bench_with_servers};
@@ -18,10 +18,10 @@ use crate::harness::{Running, bench, bench_with_servers};
 #[tokio::test(flavor = "multi_thread")]
 async fn every_statement_fits_the_schema_and_opens_with_its_name_and_contract() {
     let bench = bench().await;
-    for (name, sql) in STATEMENTS {
+    for (name, sql) in statements() {
         assert!(sql.starts_with(&format!("-- {name}: ")), "{name}.sql must open with its name and contract");
         (&bench.pool)
-            .prepare(AssertSqlSafe(*sql).into_sql_str())
+            .prepare(AssertSqlSafe(sql).into_sql_str())
             .await
             .unwrap_or_else(|error| panic!("{name}.sql: {error}"));
     }
@@ -44,15 +44,16 @@ fn sql_files(folder: &Path, files: &mut BTreeMap<String, (PathBuf, String)>) {
 
 #[test]
 fn every_sql_file_is_a_statement_or_a_part_of_one() {
-    let store = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src/store"));
+    let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src"));
+    let store = sources.join("store");
     let mut files = BTreeMap::new();
-    sql_files(store, &mut files);
+    sql_files(sources, &mut files);
     let included: BTreeSet<PathBuf> = files
         .values()
         .flat_map(|(_, text)| text.lines())
         .filter_map(|line| Some(store.join(line.strip_prefix("-- include ")?)))
         .collect();
-    let mut statements: BTreeSet<&str> = STATEMENTS.iter().map(|(name, _)| *name).collect();
+    let mut listed: BTreeSet<&str> = statements().map(|(name, _)| name).collect();
     for (name, (folder, text)) in &files {
         assert!(text.starts_with(&format!("-- {name}: ")), "{name}.sql does not open with its name");
         if folder.ends_with("parts") {
@@ -61,7 +62,7 @@ fn every_sql_file_is_a_statement_or_a_part_of_one() {
                 "no statement includes {name}.sql"
             );
         } else {
-            assert!(statements.remove(name.as_str()), "{name}.sql is not in the list of statements");
+            assert!(listed.remove(name.as_str()), "{name}.sql is not in the list of statements");
             // Its text alone cannot be pasted into psql.
             let says =
                 text.contains(&format!("-- Made of parts: `scripts/statement {name}` prints it whole.\n"));
@@ -72,21 +73,20 @@ fn every_sql_file_is_a_statement_or_a_part_of_one() {
             );
         }
     }
-    assert!(statements.is_empty(), "{statements:?} are no files");
+    assert!(listed.is_empty(), "{listed:?} are no files");
 }
 
 #[test]
 fn the_script_prints_each_statement_as_it_is_sent() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/statement");
     let printed =
-        Command::new("python3").arg(script).args(STATEMENTS.iter().map(|(name, _)| name)).output().unwrap();
+        Command::new("python3").arg(script).args(statements().map(|(name, _)| name)).output().unwrap();
     assert!(printed.status.success());
     let of_that_name = |name: &str| {
         let function = FUNCTIONS.iter().find(|(path, _)| path.ends_with(&format!("/{name}")));
         function.map_or(String::new(), |(_, sql)| format!("\n{sql}"))
     };
-    let sent: String =
-        STATEMENTS.iter().flat_map(|(name, sql)| [(*sql).to_owned(), of_that_name(name)]).collect();
+    let sent: String = statements().flat_map(|(name, sql)| [sql.to_owned(), of_that_name(name)]).collect();
     assert!(String::from_utf8(printed.stdout).unwrap() == sent);
     let names = FUNCTIONS.iter().map(|(path, _)| format!("tenure.{}", path.rsplit('/').next().unwrap()));
     let printed = Command::new("python3").arg(script).args(names).output().unwrap();

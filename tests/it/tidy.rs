@@ -2,13 +2,16 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Write,
     fs,
     path::{Path, PathBuf},
 };
 
 use tenure::internals::FUNCTIONS;
 
-/// The rooms of the library, in layers, the lowest first. A room uses those below it, never its own layer or above.
+use crate::harness::docs_hold;
+
+/// The parts of the library, in layers, the lowest first. A part uses those below it, never its own layer or above.
 const LIBRARY: &[&[&str]] = &[
     &["job", "proof", "dev"],
     &["config"],
@@ -22,6 +25,39 @@ const LIBRARY: &[&[&str]] = &[
     &["cells"],
     &["testing", "internals"],
 ];
+
+/// The rooms of capabilities. A file of a room belongs to the part of its name, and otherwise to `client`: it is what
+/// programs call.
+const ROOMS: &[&str] = &[
+    "audit",
+    "batches",
+    "cells",
+    "codec",
+    "doctor",
+    "gateway",
+    "groups",
+    "lanes",
+    "logs",
+    "quarantine",
+    "redrives",
+    "schedules",
+    "steps",
+    "tags",
+    "watch",
+];
+
+/// The part of the library to which a path belongs: `lanes::store::LaneRow` to `store`.
+fn part<'p>(path: &[&'p str], rooms: &[&str]) -> &'p str {
+    let Some(first) = path.first() else { return "" };
+    let known = |name: &str| LIBRARY.iter().flat_map(|layer| *layer).any(|part| *part == name);
+    match path.get(1) {
+        _ if !rooms.contains(first) => first,
+        Some(&file) if known(file) && !rooms.contains(&file) => file,
+        Some(&"hinter") => "nats",
+        _ if known(first) => first,
+        _ => "client",
+    }
+}
 
 /// The rooms of the program.
 const PROGRAM: &[&[&str]] = &[
@@ -80,50 +116,148 @@ fn is_of_tests(inside: &Path) -> bool {
 
 #[test]
 fn dependencies_point_down() {
-    rooms_use_what_is_below_them("src", LIBRARY);
-    rooms_use_what_is_below_them("tenure-cli/src", PROGRAM);
+    parts_use_what_is_below_them("src", LIBRARY, ROOMS);
+    parts_use_what_is_below_them("tenure-cli/src", PROGRAM, &[]);
 }
 
-fn rooms_use_what_is_below_them(folder: &str, layers: &[&[&str]]) {
-    let layer = |module: &str| layers.iter().position(|names| names.contains(&module));
+fn parts_use_what_is_below_them(folder: &str, layers: &[&[&str]], rooms: &[&str]) {
+    let layer = |part: &str| layers.iter().position(|names| names.contains(&part));
     let src = root().join(folder);
+    let mut wrong = Vec::new();
     for (path, text) in sources(&src) {
-        let inside = path.strip_prefix(&src).unwrap();
-        let module = inside.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
+        let inside = path.strip_prefix(&src).unwrap().with_extension("");
+        let place: Vec<_> = inside.iter().map(|name| name.to_str().unwrap()).collect();
         // Tests of a step use the steps before and after it.
-        if ["lib", "main"].contains(&module) || is_of_tests(inside) {
+        if ["lib", "main"].contains(&place[0]) || is_of_tests(path.strip_prefix(&src).unwrap()) {
             continue;
         }
-        let own = layer(module).unwrap_or_else(|| panic!("{module} has no layer"));
-        // `use crate::{a::B, c}` over several lines, and paths in the code.
-        let flat = production(&text).replace(['\n', ' '], "");
-        let mut used: Vec<String> = Vec::new();
-        for part in flat.split("crate::").skip(1) {
-            if let Some(group) = part.strip_prefix('{') {
-                let mut depth = 0;
-                let mut name = String::new();
-                let mut names = vec![];
-                for c in group.chars() {
-                    match c {
-                        '{' => depth += 1,
-                        '}' if depth == 0 => break,
-                        '}' => depth -= 1,
-                        ',' if depth == 0 => names.push(std::mem::take(&mut name)),
-                        _ if depth == 0 => name.push(c),
-                        _ => {}
-                    }
-                }
-                names.push(name);
-                used.extend(names.iter().filter_map(|name| name.split("::").next()).map(str::to_owned));
-            } else {
-                used.push(part.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+        let own = part(&place, rooms);
+        let floor = layer(own).unwrap_or_else(|| panic!("{} has no layer", inside.display()));
+        let mut text = format!("\n{text}");
+        if rooms.contains(&place[0]) && place.len() == 2 {
+            text = text.replace("\nuse super::", &format!("\nuse crate::{}::", place[0]));
+        }
+        let flat = code_of(&text);
+        for used in flat.split("crate::").skip(1).flat_map(|rest| paths(tree(rest))) {
+            let name = part(&used.split("::").collect::<Vec<_>>(), rooms);
+            if name != own && layer(name).is_some_and(|theirs| theirs >= floor) {
+                wrong.push(format!("{}: uses {used} of {name}, which is not below {own}", inside.display()));
             }
         }
-        for name in used {
-            let Some(theirs) = layer(&name) else { continue };
-            let fine = theirs < own || name == module;
-            assert!(fine, "{}: uses {name}, which is not below it", inside.display());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// How far each room is from being one: what outside it would have to change if it went.
+#[test]
+fn the_table_of_rooms() {
+    let src = root().join("src");
+    let code: Vec<_> = sources(&src)
+        .into_iter()
+        .map(|(path, text)| (path.strip_prefix(&src).unwrap().to_owned(), text))
+        .filter(|(inside, _)| {
+            !is_of_tests(inside) && !inside.starts_with("lib.rs") && !inside.ends_with("store/mod.rs")
+        })
+        .map(|(inside, text)| (inside, code_of(&text)))
+        .collect();
+    let statements = [sql_below(&src), sql_below(&root().join("migrations/functions"))].concat();
+    let mut table = "| room | Rust outside that uses it | SQL outside that names it |\n\
+                     |---|---|---|"
+        .to_owned();
+    for room in ROOMS {
+        let is_inside = |path: &Path| path.starts_with(room);
+        let uses = |text: &str| {
+            text.split("crate::").skip(1).flat_map(|rest| paths(tree(rest))).any(|used| {
+                used == *room || used.strip_prefix(room).is_some_and(|rest| rest.starts_with("::"))
+            })
+        };
+        let outside = code.iter().filter(|(path, text)| !is_inside(path) && uses(text));
+        let rust: Vec<_> = outside.map(|(path, _)| path.to_string_lossy().into_owned()).collect();
+        // Events that jobs wait for are of the room of groups.
+        let folders: &[&str] = if *room == "groups" { &["groups", "waits"] } else { &[room] };
+        let is_own =
+            |path: &Path| folders.iter().any(|own| path.parent().unwrap().ends_with(own)) || is_inside(path);
+        let functions = statements.iter().filter(|(path, _)| path.components().count() == 2 && is_own(path));
+        let mut names: Vec<_> =
+            functions.map(|(path, _)| path.file_stem().unwrap().to_str().unwrap()).collect();
+        let baseline =
+            fs::read_to_string(root().join(format!("migrations/baseline/{room}.sql"))).unwrap_or_default();
+        let tables = baseline
+            .lines()
+            .filter_map(|line| line.strip_prefix("CREATE TABLE tenure.")?.split([' ', '(']).next());
+        names.extend(tables);
+        let says = |text: &str| {
+            let words = text.lines().filter(|line| !line.trim_start().starts_with("--"));
+            let mut words =
+                words.flat_map(|line| line.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '.')));
+            words.any(|word| word.strip_prefix("tenure.").is_some_and(|name| names.contains(&name)))
+        };
+        let outside = statements.iter().filter(|(path, text)| !is_own(path) && says(text));
+        let sql: Vec<_> =
+            outside.map(|(path, _)| path.file_stem().unwrap().to_string_lossy().into_owned()).collect();
+        let listed = |files: &[String]| match files {
+            [] => "–".to_owned(),
+            _ => format!("{}: `{}`", files.len(), files.join("` `")),
+        };
+        write!(table, "\n| `{room}` | {} | {} |", listed(&rust), listed(&sql)).unwrap();
+    }
+    docs_hold("architecture.md", ("<!-- rooms -->", "<!-- end of rooms -->"), &table, "the_table_of_rooms");
+}
+
+/// The SQL files below a folder, by their paths from there.
+fn sql_below(folder: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "sql") {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path.strip_prefix(folder).unwrap().to_owned(), text));
+            }
         }
+    }
+    found.sort();
+    found
+}
+
+/// The code of a file without its own tests, comments, line ends and spaces.
+fn code_of(text: &str) -> String {
+    let code = production(text).lines().filter(|line| !line.trim_start().starts_with("//"));
+    code.collect::<String>().replace(' ', "")
+}
+
+/// The path or the tree of paths with which a text begins.
+fn tree(text: &str) -> &str {
+    let mut depth = 0_i32;
+    let end = text.find(|c: char| match c {
+        '{' => {
+            depth += 1;
+            false
+        }
+        '}' => {
+            depth -= 1;
+            depth < 0
+        }
+        ',' => depth == 0,
+        _ => depth == 0 && !(c.is_alphanumeric() || ['_', ':', '*'].contains(&c)),
+    });
+    &text[..end.unwrap_or(text.len())]
+}
+
+/// The paths of a tree: of `a::{b, c::d}` `a::b` and `a::c::d`.
+fn paths(text: &str) -> Vec<String> {
+    let Some((stem, mut rest)) = text.split_once('{') else { return vec![text.to_owned()] };
+    let mut all = Vec::new();
+    loop {
+        let one = tree(rest);
+        if one.is_empty() {
+            return all;
+        }
+        all.extend(paths(one).into_iter().map(|path| format!("{stem}{path}")));
+        rest = rest[one.len()..].trim_start_matches([',', '}']);
     }
 }
 
@@ -136,14 +270,16 @@ fn sql_and_nats_have_one_home_each() {
         }
         let code = production(&text);
         // The bench's worker behind a gateway plays a user's program, which has only a client of NATS.
-        if !inside.starts_with("nats/") && inside != "tenure-cli/src/bench/foreign.rs" {
+        let file = path.file_name().unwrap();
+        let is_of_nats = inside.starts_with("nats/") || file == "nats.rs" || file == "hinter.rs";
+        if !is_of_nats && inside != "tenure-cli/src/bench/foreign.rs" {
             let names = code
                 .lines()
                 .filter(|line| !line.trim_start().starts_with("//"))
                 .any(|line| line.contains("async_nats::"));
             assert!(!names, "{inside} names async_nats");
         }
-        if !inside.starts_with("store/") {
+        if !inside.starts_with("store/") && file != "store.rs" {
             for word in ["SELECT ", "INSERT INTO", "DELETE FROM", "UPDATE tenure"] {
                 let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
                 assert!(!lines.into_iter().any(|line| line.contains(word)), "{inside} holds SQL");

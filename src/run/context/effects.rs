@@ -9,10 +9,12 @@ use chrono::{DateTime, Utc};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{PgConnection, Postgres, Row, postgres::PgArguments, query::Query};
 
-use super::{ContextError, JobContext, steps::taken};
+use super::{ContextError, JobContext};
 use crate::{
-    job::{JobError, Outcome, attempt::AttemptOutcome, check_key, codec::Part, sizes::unfit},
+    codec::job::Part,
+    job::{JobError, Outcome, attempt::AttemptOutcome, check_key, sizes::unfit},
     run::running::RunningJob,
+    steps::run::taken,
     store::{
         COMPLETE_IN, COMPLETE_IN_TOLD, COMPLETE_UNKEPT_ONE, EFFECT, EFFECT_RESULT, FENCE, Isolation,
         LIMIT_IDLE, LIMIT_TRANSACTION, LOCK_JOB, ONCE, Store, StoreError,

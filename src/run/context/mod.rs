@@ -2,8 +2,6 @@
 //! (`steps`) work that is recorded, (`waits`) what a job waits for.
 
 mod effects;
-pub(crate) mod steps;
-pub(crate) mod waits;
 
 use std::{
     future::Future,
@@ -14,20 +12,14 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
-use self::steps::Recorder;
 use crate::{
-    job::{
-        JobError, JobId, causes,
-        claim::FencingToken,
-        codec::{Codecs, Part},
-        duration::written,
-        sizes::stored_bytes,
-        unstorable,
-    },
+    codec::job::{Codecs, Part},
+    job::{JobError, JobId, causes, claim::FencingToken, duration::written, sizes::stored_bytes, unstorable},
     run::{
         heartbeat::Heartbeat,
         running::{CancelReason, OnWriteLoss, RunningJob},
     },
+    steps::run::Recorder,
     store::{ProgressWrite, Store, StoreError},
 };
 
@@ -371,7 +363,7 @@ impl<S> JobContext<S> {
 
     /// The error of a call whose write found no row of this attempt. Records a refused write if the job has another
     /// owner, but not if the attempt itself has ended.
-    async fn refused(&self, write: &'static str) -> ContextError {
+    pub(crate) async fn refused(&self, write: &'static str) -> ContextError {
         if !self.job.is_lost() && self.job.is_over() {
             return self.ended(write);
         }
@@ -380,7 +372,7 @@ impl<S> JobContext<S> {
     }
 
     /// Refuses a call of a job that is lost or has ended, as Postgres would.
-    async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
+    pub(crate) async fn check_owned(&self, write: &'static str) -> Result<(), ContextError> {
         if self.job.is_lost() || self.job.is_ending() {
             return Err(self.refused(write).await);
         }
@@ -391,7 +383,7 @@ impl<S> JobContext<S> {
     }
 
     /// Records the end of a transaction: a refused write, or an outage.
-    async fn note<T>(&self, done: Result<T, JobError>, what: &'static str) -> Result<T, JobError> {
+    pub(crate) async fn note<T>(&self, done: Result<T, JobError>, what: &'static str) -> Result<T, JobError> {
         if done.as_ref().is_err_and(JobError::is_lost) {
             let said = self.refused(what).await;
             if matches!(said, ContextError::Ended { .. }) {

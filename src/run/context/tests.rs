@@ -20,7 +20,7 @@ use crate::{
     store::Isolation,
 };
 
-#[path = "steps/tests.rs"]
+#[path = "../../steps/tests.rs"]
 mod steps;
 
 const WORKER: &str = "worker";
@@ -63,7 +63,7 @@ async fn one_in(place: Place, rules: Rules) -> One {
         recorder,
         checkpoint_bytes_max: 10,
         payload_bytes_max: 100,
-        codecs: crate::job::codec::Codecs::new(),
+        codecs: crate::codec::job::Codecs::new(),
     };
     One { place, context, running, reservation }
 }

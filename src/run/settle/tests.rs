@@ -20,8 +20,8 @@ use crate::{
     run::{
         handlers::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
         running::{CancelReason, OnCrash, Rules},
-        tags::TagCounts,
     },
+    tags::run::TagCounts,
 };
 
 const WORKER: &str = "worker";

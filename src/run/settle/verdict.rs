@@ -3,6 +3,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use crate::{
+    codec::run::put_off,
     job::{
         JobError, Outcome,
         attempt::{AttemptOutcome, Category, Reason},
@@ -10,11 +11,10 @@ use crate::{
         sizes::grows,
         unstorable, unstorable_text,
     },
+    quarantine::run::InQuarantine,
     run::{
         handlers::{Ended, EndedInTheMiddle, PayloadError, Retry, RetryPolicy},
-        quarantine::InQuarantine,
         running::{CancelReason, OnCrash, RunningJob},
-        sealing,
     },
     store::{AttemptEnd, Completion, Keeps},
 };
@@ -145,7 +145,7 @@ impl Attempt<'_> {
 
     /// This worker cannot open what the job carries. `None`: that is not why it has failed.
     fn put_off(&self, error: &JobError) -> Option<Verdict> {
-        let (error, delay) = sealing::put_off(error, &self.job.claim)?;
+        let (error, delay) = put_off(error, &self.job.claim)?;
         let end = || AttemptEnd { delay, error: Some(error), ..self.end(AttemptOutcome::Snoozed) };
         self.asked.is_none().then(|| Verdict::End(end()))
     }

@@ -145,7 +145,7 @@ impl Store {
     }
 
     /// Runs a statement, and rolls it back.
-    pub(in crate::store) async fn rolled_back(
+    pub(crate) async fn rolled_back(
         &self,
         query: Query<'static, Postgres, PgArguments>,
     ) -> Result<(), StoreError> {
@@ -180,10 +180,7 @@ impl Store {
 
     /// Runs a statement for a person who looks at a page. The server ends it in half the time of a call: the person may
     /// have gone, and many people may look.
-    pub(in crate::store) async fn rows_for_a_look(
-        &self,
-        query: Query<'static, Postgres, PgArguments>,
-    ) -> Rows {
+    pub(crate) async fn rows_for_a_look(&self, query: Query<'static, Postgres, PgArguments>) -> Rows {
         self.rows_within(self.within / 2, query).await
     }
 
@@ -204,7 +201,7 @@ impl Store {
     }
 
     /// Runs a statement that the server ends after `within`; such an end says nothing about the server.
-    pub(in crate::store) async fn rows_within(
+    pub(crate) async fn rows_within(
         &self,
         within: Duration,
         query: Query<'static, Postgres, PgArguments>,
@@ -233,11 +230,7 @@ impl Store {
 
     /// Runs a statement that may take longer than others, over a connection that is opened for it. The server ends it
     /// after `within`; such an end says nothing about the server.
-    pub(in crate::store) async fn rows_aside(
-        &self,
-        within: Duration,
-        query: Query<'_, Postgres, PgArguments>,
-    ) -> Rows {
+    pub(crate) async fn rows_aside(&self, within: Duration, query: Query<'_, Postgres, PgArguments>) -> Rows {
         // Boxed, because these futures are large and every future that awaits them would be, too.
         let mut connection = Box::pin(self.migration_connection()).await?;
         let call = Box::pin(async {

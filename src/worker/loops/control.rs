@@ -16,8 +16,9 @@ use super::{Work, failed, jittered};
 use crate::{
     nats::{Announced, Control, Drains, Nats, Subject, slots::Slots},
     observe::health::Health,
-    run::{heartbeat::Heartbeat, hints::Hints, running::Running},
+    run::{heartbeat::Heartbeat, running::Running},
     store::Store,
+    watch::run::Hints,
     worker::{
         presence::Presence,
         queues::Queues,

@@ -8,14 +8,8 @@ pub(super) mod claims;
 pub(super) mod consumers;
 pub(super) mod control;
 pub(super) mod figures;
-pub(super) mod groups;
-pub(super) mod lanes;
-pub(super) mod logs;
-pub(super) mod quarantine;
 pub(super) mod recovery;
-pub(super) mod redrives;
-pub(super) mod relay;
-pub(super) mod tags;
+pub(crate) mod relay;
 pub(super) mod turns;
 
 use std::{collections::HashMap, fmt::Display, future::Future, panic::AssertUnwindSafe, time::Duration};
@@ -29,7 +23,7 @@ use tokio::{
 use crate::observe::{panics::Panics, repeats};
 
 /// Says that a look of a loop has failed; the loop goes on. While a server is away, the worker says so itself.
-fn failed(what: &'static str, error: &impl Display, is_away: bool) {
+pub(crate) fn failed(what: &'static str, error: &impl Display, is_away: bool) {
     if is_away {
         tracing::debug!(%error, "could not {what}; the worker will retry");
     } else if let Some(left_out) = repeats::tell(what, error) {
@@ -38,7 +32,7 @@ fn failed(what: &'static str, error: &impl Display, is_away: bool) {
 }
 
 /// A loop of the worker.
-pub(super) trait Work: Clone + Send + 'static {
+pub(crate) trait Work: Clone + Send + 'static {
     /// Its name in logs, metrics and the worker's health.
     const NAME: &'static str;
 
@@ -48,7 +42,7 @@ pub(super) trait Work: Clone + Send + 'static {
 
 /// The worker's loops by name. Dropping it ends them.
 #[derive(Default)]
-pub(super) struct Loops {
+pub(crate) struct Loops {
     tasks: JoinSet<()>,
     names: HashMap<task::Id, &'static str>,
 }
@@ -56,7 +50,7 @@ pub(super) struct Loops {
 impl Loops {
     /// Runs `work` for ever. After a panic, which is logged and counted, the loop starts again. A loop that panics too
     /// often ends; only a restart of the process may help then.
-    pub(super) fn spawn<W: Work>(&mut self, work: W) {
+    pub(crate) fn spawn<W: Work>(&mut self, work: W) {
         let restarting = async move {
             let mut panics = Panics::new(W::NAME);
             loop {
@@ -90,6 +84,6 @@ impl Loops {
 }
 
 /// Returns `every`, spread by ±20 %, so that many workers do not act in step.
-pub(super) fn jittered(every: Duration) -> Duration {
+pub(crate) fn jittered(every: Duration) -> Duration {
     every.mul_f64(rand::random_range(0.8..1.2))
 }

@@ -7,9 +7,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::{Work, failed, jittered};
 use crate::{
     config::Timing,
+    lanes,
     nats::Nats,
     proof::fault,
-    recover::{cron, lanes, relay},
+    recover::relay,
+    schedules,
     store::Store,
     worker::{
         topology::Topology,
@@ -49,8 +51,8 @@ impl Relay {
     }
 
     /// Releases what lanes may release.
-    pub(super) async fn tend_lanes(&self, judge: bool) {
-        if let Err(error) = lanes::tend(&self.store, &self.nats, &self.stop, judge).await {
+    pub(crate) async fn tend_lanes(&self, judge: bool) {
+        if let Err(error) = lanes::recover::tend(&self.store, &self.nats, &self.stop, judge).await {
             failed("look after lanes", &error, false);
         }
     }
@@ -111,7 +113,7 @@ impl Work for Tick {
                 // Another tick may be the next one now, or another worker may have the turn.
                 () = turns.changed() => continue,
             }
-            match cron::tick(store).await {
+            match schedules::recover::tick(store).await {
                 Ok(0) => in_vain += 1,
                 Ok(_) => {
                     in_vain = 0;

@@ -31,7 +31,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// The text of a statement of the library.
 pub fn statement(name: &str) -> &'static str {
-    let found = tenure::internals::STATEMENTS.iter().find(|(known, _)| *known == name);
+    let found = tenure::internals::statements().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no statement {name}")).1
 }
 

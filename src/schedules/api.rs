@@ -1,0 +1,353 @@
+//! Schedules: a job at each tick of a cron expression, in a time zone. The database keeps them: any worker enqueues
+//! their jobs, and programs add, pause and remove them while workers run.
+//!
+//! Not here: the times of the ticks, and enqueueing at them (`schedules::recover`).
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    recover::CronSchedule,
+    store::{NewSchedule, Put, Replaces, ScheduleRow},
+};
+use crate::{
+    client::{
+        Tenure,
+        enqueue::{Enqueued, JobRequest},
+    },
+    enqueue::insert::EnqueueError,
+    job::{MissedTicks, NameError, Overlap},
+    store::StoreError,
+};
+
+/// A job at each tick of a cron expression.
+///
+/// ```no_run
+/// # use tenure::{JobRequest, Tenure, schedules::{MissedTicks, Schedule}};
+/// # async fn f(tenure: Tenure) -> Result<(), Box<dyn std::error::Error>> {
+/// let report = JobRequest::new("reports", "daily", serde_json::json!({ "format": "pdf" }));
+/// let schedule = Schedule::new("daily-report", "0 3 * * MON-FRI", report)
+///     .time_zone("Europe/Berlin")
+///     .missed(MissedTicks::Once)
+///     .tick_field("at");
+/// tenure.put_schedule(schedule).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "give it to `Tenure::put_schedule`"]
+pub struct Schedule {
+    name: String,
+    cron: String,
+    time_zone: String,
+    job: JobRequest,
+    tick_field: Option<String>,
+    missed: MissedTicks,
+    overlap: Overlap,
+}
+
+impl Schedule {
+    /// Creates a schedule of this name: 1 to 64 of A-Z a-z 0-9 _ -. The cron expression has five fields (minute, hour,
+    /// day, month, weekday) or six (with seconds before them), and the usual extensions: names, ranges, steps, `L`,
+    /// `W`, `#`, `@daily`. Its time zone is UTC until [`Schedule::time_zone`] sets another.
+    pub fn new(name: impl Into<String>, cron: impl Into<String>, job: impl Into<JobRequest>) -> Self {
+        Self {
+            name: name.into(),
+            cron: cron.into(),
+            time_zone: "UTC".into(),
+            job: job.into(),
+            tick_field: None,
+            missed: MissedTicks::default(),
+            overlap: Overlap::default(),
+        }
+    }
+
+    /// Sets the time zone of the cron expression, by its name in the IANA database. When clocks go forward, a tick in
+    /// the skipped hour comes right after it; when they go back, a tick at a fixed time comes once.
+    pub fn time_zone(mut self, name: impl Into<String>) -> Self {
+        self.time_zone = name.into();
+        self
+    }
+
+    /// Sets what happens to ticks that were missed because no worker ran, or Postgres was away, for more than a
+    /// minute. Default [`MissedTicks::Once`].
+    pub fn missed(mut self, policy: MissedTicks) -> Self {
+        self.missed = policy;
+        self
+    }
+
+    /// Sets what a tick does while the job of the last tick has not ended. Default [`Overlap::Allow`]. A policy other
+    /// than that counts one job for several missed ticks, and jobs of [`Tenure::run_schedule`] do not count.
+    pub fn overlap(mut self, policy: Overlap) -> Self {
+        self.overlap = policy;
+        self
+    }
+
+    /// Adds a field of this name to the payload, which must be a JSON object: the time of the tick, such as
+    /// `2030-01-31T12:00:00Z`, the same in all attempts.
+    pub fn tick_field(mut self, name: impl Into<String>) -> Self {
+        self.tick_field = Some(name.into());
+        self
+    }
+}
+
+/// The result of [`Tenure::put_schedule`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ScheduleOutcome {
+    /// The next tick.
+    pub next_at: DateTime<Utc>,
+    /// Whether the schedule is new; if not, the one of this name was changed.
+    pub is_new: bool,
+    /// Since when the schedule is paused, and so has no tick; `None`: it is active.
+    pub paused_at: Option<DateTime<Utc>>,
+}
+
+/// The result of [`Tenure::pause_schedule`] or [`Tenure::resume_schedule`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct PauseOutcome {
+    /// Whether the schedule was paused before.
+    pub was_paused: bool,
+    /// The next tick; `None` while the schedule is paused.
+    pub next_at: Option<DateTime<Utc>>,
+}
+
+/// Why a schedule was not put or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// The schedule's name is invalid.
+    #[error("the schedule's name {name:?} is not valid: it must be 1 to 64 of A-Z a-z 0-9 _ -")]
+    Name {
+        /// The given name.
+        name: String,
+    },
+    /// The cron expression or the time zone is invalid.
+    #[error("{0}")]
+    Ticks(String),
+    /// The cron expression has no tick in the future.
+    #[error("cron expression {cron:?} has no tick in the future; correct it, or remove the schedule")]
+    Never {
+        /// The expression.
+        cron: String,
+    },
+    /// The job is invalid.
+    #[error("the schedule's job cannot be enqueued: {0}")]
+    Job(#[source] EnqueueError),
+    /// An option that jobs of a schedule cannot have.
+    #[error("{0}")]
+    Option(&'static str),
+    /// There is no schedule of this name.
+    #[error("there is no schedule {name:?}; `tenure schedules list` shows them")]
+    NotFound {
+        /// The name.
+        name: String,
+    },
+    /// Postgres did not answer, or refused. Try again: the call is safe to repeat.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Adds a field to a JSON object. Works on the text, so that numbers keep their digits; of two fields of one name
+/// Postgres takes the last.
+fn with_field(object: &str, field: &str, value: &str) -> String {
+    let Some(inside) = object.trim_end().strip_suffix('}') else { return object.to_owned() };
+    let comma = if inside.trim_end().ends_with('{') { "" } else { "," };
+    format!("{inside}{comma}{}:{}}}", Value::from(field), Value::from(value))
+}
+
+fn check_name(name: &str) -> Result<(), ScheduleError> {
+    crate::job::check_queue(name).map_err(|_: NameError| ScheduleError::Name { name: name.to_owned() })
+}
+
+impl Tenure {
+    /// Creates a schedule, or changes the one of its name. A program may put its schedules whenever it starts: a
+    /// schedule whose ticks stay the same keeps its next tick, and a paused one stays paused.
+    ///
+    /// Cancel safe: the schedule is put or not.
+    ///
+    /// # Errors
+    ///
+    /// The schedule is invalid; the error says what to write instead.
+    pub async fn put_schedule(&self, schedule: Schedule) -> Result<ScheduleOutcome, ScheduleError> {
+        let name = schedule.name.clone();
+        let put = self.put_schedule_over(schedule, Replaces::Any).await?;
+        // Any version may be replaced.
+        put.ok_or(ScheduleError::NotFound { name })
+    }
+
+    /// Puts a schedule in the place of one version. `None`: there is another version, or none; nothing was changed.
+    #[doc(hidden)]
+    pub async fn put_schedule_over(
+        &self,
+        schedule: Schedule,
+        replaces: Replaces,
+    ) -> Result<Option<ScheduleOutcome>, ScheduleError> {
+        let Schedule { name, cron, time_zone, job, tick_field, missed, overlap } = schedule;
+        check_name(&name)?;
+        let ticks = CronSchedule::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
+        let job = job.for_schedule(self.accepts()).map_err(ScheduleError::Job)?;
+        if let Some(field) = &tick_field {
+            if self.codecs().has(&job.kind) {
+                return Err(ScheduleError::Option(
+                    "tick_field cannot be put into a payload that a codec seals; leave it out for this kind",
+                ));
+            }
+            if !job.payload.trim_start().starts_with('{') {
+                return Err(ScheduleError::Option("tick_field needs a payload that is a JSON object"));
+            }
+            if field.is_empty() || field.contains('\0') {
+                return Err(ScheduleError::Option(
+                    "tick_field is the name of a field: not empty, without NUL",
+                ));
+            }
+        }
+        let now = self.store().database_time().await?;
+        let first = ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: cron.clone() })?;
+        let new = NewSchedule {
+            name: &name,
+            cron: &cron,
+            time_zone: &time_zone,
+            job: &job,
+            tick_field: tick_field.as_deref(),
+            missed,
+            overlap,
+            first,
+        };
+        let Some(Put { next_at, paused_at, is_new }) =
+            self.store().put_schedule(&new, replaces, self.actor()).await?
+        else {
+            return Ok(None);
+        };
+        // A program puts its schedules whenever it starts: only a new one is worth an announcement.
+        if is_new {
+            self.nats().announce_schedules().await;
+        }
+        Ok(Some(ScheduleOutcome { next_at, is_new, paused_at }))
+    }
+
+    /// Returns all schedules, by name.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]: Postgres did not answer in time, or refused the read.
+    pub async fn schedules(&self) -> Result<Vec<ScheduleRow>, StoreError> {
+        self.store().list_schedules(None).await
+    }
+
+    /// Pauses a schedule: it has no ticks from now on.
+    ///
+    /// Cancel safe: the schedule is paused or not.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError::Name`] for an invalid name; [`ScheduleError::NotFound`]; [`ScheduleError::Store`] if Postgres
+    /// did not answer, or refused.
+    pub async fn pause_schedule(&self, name: &str) -> Result<PauseOutcome, ScheduleError> {
+        check_name(name)?;
+        let paused = self.store().pause_schedule(name, self.actor()).await?;
+        let was_paused = paused.ok_or_else(|| ScheduleError::NotFound { name: name.to_owned() })?;
+        Ok(PauseOutcome { was_paused, next_at: None })
+    }
+
+    /// Resumes a schedule at its next tick in the future: ticks during the pause do not count as missed. A schedule
+    /// that was not paused keeps its next tick.
+    ///
+    /// Cancel safe: the schedule is resumed or not.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Tenure::pause_schedule`]; [`ScheduleError::Never`] if its cron expression has no tick in the future,
+    /// and [`ScheduleError::Ticks`] if this version cannot read it.
+    pub async fn resume_schedule(&self, name: &str) -> Result<PauseOutcome, ScheduleError> {
+        check_name(name)?;
+        let not_found = || ScheduleError::NotFound { name: name.to_owned() };
+        // If the schedule changes between the two statements, it is read again.
+        loop {
+            let schedule = self.store().list_schedules(Some(name)).await?.pop().ok_or_else(not_found)?;
+            if schedule.paused_at.is_none() {
+                return Ok(PauseOutcome { was_paused: false, next_at: Some(schedule.next_at) });
+            }
+            let ticks =
+                CronSchedule::new(&schedule.cron, &schedule.time_zone).map_err(ScheduleError::Ticks)?;
+            let now = self.store().database_time().await?;
+            let next =
+                ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: schedule.cron.clone() })?;
+            let next_at = self.store().resume_schedule(&schedule, next, self.actor()).await?;
+            if next_at.is_some() {
+                self.nats().announce_schedules().await;
+                return Ok(PauseOutcome { was_paused: true, next_at });
+            }
+        }
+    }
+
+    /// Enqueues a schedule's job now, outside its ticks: its next tick stays, and a paused schedule stays paused. A
+    /// [`Schedule::tick_field`] gets the time of this call.
+    ///
+    /// Not idempotent: each call enqueues a job.
+    ///
+    /// Cancel safe, as [`Tenure::enqueue`] is.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError::Name`] for an invalid name; [`ScheduleError::NotFound`]; [`ScheduleError::Job`] if the job
+    /// cannot be enqueued, such as into a full queue; [`ScheduleError::Store`] if Postgres did not answer, and a job
+    /// may have been enqueued, or refused.
+    pub async fn run_schedule(&self, name: &str) -> Result<Enqueued, ScheduleError> {
+        self.run_schedule_keyed(name, None).await
+    }
+
+    /// [`Tenure::run_schedule`] with a unique key for the job.
+    #[doc(hidden)]
+    pub async fn run_schedule_keyed(
+        &self,
+        name: &str,
+        key: Option<String>,
+    ) -> Result<Enqueued, ScheduleError> {
+        check_name(name)?;
+        let not_found = || ScheduleError::NotFound { name: name.to_owned() };
+        let schedule = self.store().list_schedules(Some(name)).await?.pop().ok_or_else(not_found)?;
+        let mut payload = schedule.payload_json.map_or("null".into(), |json| json.get().to_owned());
+        if let Some(field) = schedule.tick_field {
+            let now = self.store().database_time().await?.format("%Y-%m-%dT%H:%M:%SZ").to_string();
+            payload = with_field(&payload, &field, &now);
+        }
+        let mut job = JobRequest::from_row(&schedule.queue, &schedule.kind, payload);
+        if let Some(key) = key {
+            job = job.unique_key(key);
+        }
+        self.enqueue(job.max_attempts(schedule.max_attempts)).await.map_err(|error| match error {
+            EnqueueError::Store(error) => error.into(),
+            error => ScheduleError::Job(error),
+        })
+    }
+
+    /// Removes a schedule; the jobs of its ticks stay. Returns `false` if there is no schedule of this name.
+    ///
+    /// Cancel safe: the schedule is removed or not.
+    ///
+    /// # Errors
+    ///
+    /// [`ScheduleError::Name`] for an invalid name; [`ScheduleError::Store`] if Postgres did not answer, or refused.
+    pub async fn remove_schedule(&self, name: &str) -> Result<bool, ScheduleError> {
+        check_name(name)?;
+        Ok(self.store().remove_schedule(name, self.actor()).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_field;
+
+    #[test]
+    fn a_field_is_added_to_an_object_and_every_digit_stays() {
+        for (object, with) in [
+            ("{}", r#"{"a\"t":"now"}"#),
+            (r#"{"n":3.14159265358979323846}"#, r#"{"n":3.14159265358979323846,"a\"t":"now"}"#),
+            ("[1]", "[1]"),
+        ] {
+            assert_eq!(with_field(object, "a\"t", "now"), with);
+        }
+    }
+}
