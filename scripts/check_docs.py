@@ -9,6 +9,7 @@
 - code under `<!-- from FILE: NAME -->` equals the text in that file between `ANCHOR: NAME` and `ANCHOR_END: NAME`
   (or the whole file, without a name), without its common indentation;
 - the file and the anchor of every {{#include}} exist;
+- a line is at most 120 characters, but in tables, code and the targets of links;
 - a row that begins with a file and a function (`src/x.rs` `f`) names a function of that file.
 """
 
@@ -49,6 +50,13 @@ def anchors(path, known={}):
             found.add(f"{name}-{seen[name]}" if seen[name] else name)
         known[path] = found
     return known[path]
+
+
+def check_width(page):
+    text = re.sub(r"^( *)(```+|~~~+).*?^\1\2", "", page.read_text(), flags=re.M | re.S)
+    for line in text.splitlines():
+        if len(line) > 120 and not re.match(r" *\||\[[^\]]+\]:", line):
+            fail(page, f"a line of more than 120 characters: {line[:60]}…")
 
 
 def check_links(page):
@@ -129,6 +137,7 @@ def main(write):
     check_summary()
     for page in pages:
         check_functions(page)
+        check_width(page)
     for text in wrong:
         print(text, file=sys.stderr)
     if wrong:
