@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{
-    Asked, Check, CheckState, jobs_of, skip, skip_by, some_of, span_of,
+    Asked, Check, CheckState, NO_WRITES, jobs_of, skip, skip_by, some_of, span_of,
     store::{JobsSeen, QueueSeen, UnservedSchedule, WorkerSeen},
+    text,
 };
 use crate::{
     config::Timing,
@@ -17,7 +18,7 @@ use crate::{
         waiting,
     },
     schedules::store::ScheduleRow,
-    store::{Misnamed, Store, StoreError, Waiting},
+    store::{DeadGroup, Misnamed, Store, StoreError, Waiting},
 };
 
 const OF_WORKERS: [&str; 2] = ["workers", "versions"];
@@ -38,6 +39,9 @@ const KINDS_SHOWN: usize = 20;
 /// A tick whose job is this late was missed by every worker.
 const TICK_LATE: TimeDelta = TimeDelta::minutes(1);
 
+/// The latest dead letters to group, and the most groups that a finding names.
+const GROUPED: i64 = 1_000;
+const GROUPS_SHOWN: i64 = 3;
 /// The most jobs that the statements count.
 const OVERDUE_MOST: i64 = 10_000;
 const WAITING_MOST: i64 = 1_000;
@@ -65,9 +69,15 @@ pub(crate) fn unknown(named: Option<&[String]>) -> Vec<Asked> {
 pub(crate) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec<Check> {
     let seen = store.doctor_workers().await;
     let mut checks = match &seen {
+        Ok(seen) if !can_write => vec![workers(seen, can_write), Check::skipped("versions", NO_WRITES)],
         Ok(seen) => vec![workers(seen, can_write), versions(seen)],
         Err(error) => skip_by(&OF_WORKERS, error),
     };
+    if !can_write {
+        checks.extend(skip(&OF_JOBS, NO_WRITES));
+        checks.extend(skip(&["schedules"], NO_WRITES));
+        return checks;
+    }
     match store.doctor_jobs(overdue_after(timing)).await {
         Ok(jobs) => {
             checks.extend(match &seen {
@@ -75,7 +85,11 @@ pub(crate) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec
                 Err(error) if jobs.last_scan.is_none() => skip_by(&["scans"], error),
                 seen => vec![scans(&jobs, seen.as_deref().unwrap_or_default(), timing)],
             });
-            checks.extend([relay(&jobs), dead_letters(&jobs)]);
+            let groups = match jobs.died {
+                0 => Ok(Vec::new()),
+                _ => store.dead_lately(GROUPS_SHOWN, GROUPED).await,
+            };
+            checks.extend([relay(&jobs), dead_letters(&jobs, groups)]);
         }
         Err(error) => checks.extend(skip_by(&OF_JOBS, &error)),
     }
@@ -485,16 +499,27 @@ fn schedules(rows: &[ScheduleRow], unserved: &[UnservedSchedule], now: DateTime<
         .advise("`tenure schedules resume NAME`, when it is time")
 }
 
-fn dead_letters(jobs: &JobsSeen) -> Check {
+/// `groups`: the largest of the last hour.
+fn dead_letters(jobs: &JobsSeen, groups: Result<Vec<DeadGroup>, StoreError>) -> Check {
     if jobs.died == 0 {
         return Check::ok("dead_letters", "none within the last hour");
     }
-    let of = jobs.died_of.as_deref().unwrap_or("?");
+    let of = |DeadGroup { of, line, .. }: &DeadGroup| {
+        let said = if line.is_empty() { String::new() } else { format!(": {line}") };
+        format!("{} {} of {} ({}){said}", of.jobs, of.kind, of.queue, of.category)
+    };
+    let of = match groups {
+        Ok(groups) => groups.iter().map(of).collect::<Vec<_>>().join("; "),
+        Err(error) => format!("they could not be grouped: {}", text(&error)),
+    };
     Check::warning(
         "dead_letters",
-        format!("{} died within the last hour: {of}", jobs_of(jobs.died, i64::MAX)),
+        format!("{} died within the last hour; {of}", jobs_of(jobs.died, i64::MAX)),
     )
-    .advise("`tenure dead list` shows their errors; `tenure dead redrive` queues them again")
+    .advise(
+        "mend what fails; `tenure dead groups` names each group, and `tenure dead redrive --group G --canary 20` \
+         queues its jobs again",
+    )
 }
 
 /// Checks that a queue's jobs can run. `purge` is the command that removes its messages.
@@ -559,6 +584,7 @@ fn queue(seen: &QueueSeen, purge: Option<&str>) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::DeadCount;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -624,7 +650,6 @@ mod tests {
             grace_left: None,
             breaker_for: None,
             died: 0,
-            died_of: None,
         }
     }
 
@@ -652,12 +677,14 @@ mod tests {
             "{}",
             overdue.found
         );
-        assert_eq!(dead_letters(&quiet()).state, CheckState::Ok);
-        let died = dead_letters(&JobsSeen { died: 2, died_of: Some("2 lost".into()), ..quiet() });
-        assert_eq!(
-            (died.state, died.found.as_str()),
-            (CheckState::Warning, "2 jobs died within the last hour: 2 lost")
-        );
+        assert_eq!(dead_letters(&quiet(), Ok(Vec::new())).state, CheckState::Ok);
+        let at = DateTime::UNIX_EPOCH;
+        let (queue, kind, category) = ("mail".into(), "send".into(), "permanent".into());
+        let of = DeadCount { queue, kind, category, jobs: 2, oldest: at, newest: at };
+        let group = DeadGroup { of, line: "550 no such user".into(), fingerprint: "f".into() };
+        let died = dead_letters(&JobsSeen { died: 2, ..quiet() }, Ok(vec![group]));
+        let found = "2 jobs died within the last hour; 2 send of mail (permanent): 550 no such user";
+        assert_eq!((died.state, died.found.as_str()), (CheckState::Warning, found));
         assert_eq!(overdue_after(&Timing::DEFAULT), 11 * SECOND);
     }
 

@@ -138,6 +138,9 @@ pub(crate) struct Asked {
     is_served: bool,
 }
 
+/// Why a check is skipped whose rows nobody can write: what they say would have other causes.
+const NO_WRITES: &str = "not known while Postgres takes no writes";
+
 impl Tenure {
     /// Checks both servers, the schema, this role's rights, the timers, workers and queues, and returns what it found
     /// and what to do. Tries a write, and rolls it back; changes nothing, and never fails: it reports the checks that
@@ -156,22 +159,26 @@ impl Tenure {
         // Both servers at once: a server that is away costs its whole time limit.
         let of_postgres = async {
             let (mut checks, is_fit) = postgres::look(self, options.old_after).await;
+            let refuses = |check: &Check| {
+                [postgres::WRITES, "primary"].contains(&check.check) && check.state == CheckState::Wrong
+            };
+            let can_write = !checks.iter().any(refuses);
             checks.extend(match &is_fit {
-                Ok(()) => {
-                    let is = |check: &Check| {
-                        [postgres::WRITES, "primary"].contains(&check.check)
-                            && check.state == CheckState::Wrong
-                    };
-                    jobs::look(self.store(), timing, !checks.iter().any(is)).await
-                }
+                Ok(()) => jobs::look(self.store(), timing, can_write).await,
                 Err(why) => jobs::skipped(why),
             });
-            (checks, is_fit)
+            (checks, is_fit, can_write)
         };
-        let ((mut checks, is_fit), (connection, seen)) = tokio::join!(of_postgres, stream::reach(self));
+        let ((mut checks, is_fit, can_write), (connection, seen)) =
+            tokio::join!(of_postgres, stream::reach(self));
         let named = (!options.queues.is_empty()).then_some(named.as_slice());
         // A queue may have nothing but messages.
         let (of_queues, of_lanes, asked, unread) = match is_fit {
+            Ok(()) if !can_write => {
+                let mut more = skip(&[lanes::doctor::CHECK], NO_WRITES);
+                more.extend(quarantine::doctor::look(self.store()).await);
+                (skip(&jobs::OF_QUEUES, NO_WRITES), more, jobs::unknown(named), None)
+            }
             Ok(()) => {
                 let nats = seen.as_ref().map(|_| self.nats());
                 let (of_queues, asked, unread) = jobs::queues(self.store(), nats, named).await;

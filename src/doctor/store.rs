@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection, Row, postgres::PgRow, query};
+use sqlx::{Connection, Row, postgres::PgRow, query, raw_sql};
 
 use crate::{
     job::JobId,
@@ -97,9 +97,8 @@ pub(crate) struct JobsSeen {
     pub(crate) grace_left: Option<Duration>,
     /// For how long most running jobs have looked stale.
     pub(crate) breaker_for: Option<Duration>,
-    /// Jobs that died within the last hour; `died_of` counts them by category.
+    /// Jobs that died within the last hour.
     pub(crate) died: i64,
-    pub(crate) died_of: Option<String>,
 }
 
 /// A registered worker process.
@@ -205,7 +204,7 @@ impl Store {
 
     /// Returns what has kept dead rows from being removed, or held locks while idle, for `old_after`.
     pub(crate) async fn doctor_holders(&self, old_after: Duration) -> Result<Vec<Holder>, StoreError> {
-        let rows = self.rows(query(DOCTOR_HOLDERS).bind(old_after.as_secs_f64())).await?;
+        let rows = self.rows_for_a_look(query(DOCTOR_HOLDERS).bind(old_after.as_secs_f64())).await?;
         let holder = |row: &PgRow| {
             Ok(Holder {
                 what: row.try_get("what")?,
@@ -222,7 +221,7 @@ impl Store {
 
     /// Returns the rights of each shipped role that this role lacks, the most powerful role first.
     pub(crate) async fn doctor_rights(&self) -> Result<Vec<RightsSeen>, StoreError> {
-        let rows = self.rows(query(DOCTOR_RIGHTS)).await?;
+        let rows = self.rows_for_a_look(query(DOCTOR_RIGHTS)).await?;
         let rights = |row: &PgRow| {
             Ok(RightsSeen {
                 role: row.try_get("role")?,
@@ -236,7 +235,7 @@ impl Store {
     /// Returns overdue publications, the scanner's state and recent dead letters. The relay must have published a due
     /// job after `overdue_after`.
     pub(crate) async fn doctor_jobs(&self, overdue_after: Duration) -> Result<JobsSeen, StoreError> {
-        let rows = self.rows(query(DOCTOR_JOBS).bind(overdue_after.as_secs_f64())).await?;
+        let rows = self.rows_for_a_look(query(DOCTOR_JOBS).bind(overdue_after.as_secs_f64())).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(JobsSeen {
             overdue: row.try_get("overdue")?,
@@ -245,13 +244,12 @@ impl Store {
             grace_left: duration(row, "grace_left_s")?.filter(|left| !left.is_zero()),
             breaker_for: duration(row, "breaker_s")?,
             died: row.try_get("died")?,
-            died_of: row.try_get("died_of")?,
         })
     }
 
     /// Returns every registered process, the most silent first.
     pub(crate) async fn doctor_workers(&self) -> Result<Vec<WorkerSeen>, StoreError> {
-        let rows = self.rows(query(DOCTOR_WORKERS)).await?;
+        let rows = self.rows_for_a_look(query(DOCTOR_WORKERS)).await?;
         let worker = |row: &PgRow| {
             Ok(WorkerSeen {
                 worker_id: row.try_get("worker_id")?,
@@ -300,7 +298,7 @@ impl Store {
         messages: Option<&[KindMessages]>,
         queues: Option<&[String]>,
     ) -> Result<Vec<Waiting>, StoreError> {
-        let rows = self.rows(bind_messages(query(DOCTOR_KINDS), messages).bind(queues)).await?;
+        let rows = self.rows_for_a_look(bind_messages(query(DOCTOR_KINDS), messages).bind(queues)).await?;
         Ok(rows.iter().map(Waiting::read).collect::<Result<_, _>>()?)
     }
 
@@ -311,7 +309,7 @@ impl Store {
         queues: Option<&[String]>,
         others: &[String],
     ) -> Result<Vec<QueueSeen>, StoreError> {
-        let rows = self.rows(query(DOCTOR_QUEUES).bind(queues).bind(others)).await?;
+        let rows = self.rows_for_a_look(query(DOCTOR_QUEUES).bind(queues).bind(others)).await?;
         let queue = |row: &PgRow| {
             Ok(QueueSeen {
                 queue: row.try_get("queue")?,
@@ -344,6 +342,7 @@ impl Store {
     /// Returns how many jobs break each rule. The call may take long, and has a connection of its own.
     pub(crate) async fn verify(&self) -> Result<HashMap<String, RuleBroken>, StoreError> {
         let mut connection = self.migration_connection().await?;
+        raw_sql("SET jit = off").execute(&mut connection).await?;
         // Without a limit, a connection that dies silently would hang the call for ever.
         let read = timeout(VERIFIED_WITHIN, query(VERIFY).fetch_all(&mut connection)).await;
         let rows =

@@ -9,13 +9,14 @@ use crate::{
     client::Tenure,
     config::Timing,
     job::duration::written,
-    nats::{ConsumerSeen, Nats, NatsSeen, StreamSeen, Unseen},
+    nats::{ConsumerSeen, Limit, Nats, NatsSeen, StreamSeen, Unseen},
 };
 
 /// The checks that are skipped when NATS is not reached, besides those of the consumers.
-const REST: [&str; 6] = ["jetstream", "stream", "duplicates", "replicas", "nats_clock", "nats_rights"];
+const REST: [&str; 7] =
+    ["jetstream", "stream", "storage", "duplicates", "replicas", "nats_clock", "nats_rights"];
 /// The checks that need the stream's own answer.
-const OF_STREAM: [&str; 3] = ["duplicates", "replicas", "nats_clock"];
+const OF_STREAM: [&str; 4] = ["storage", "duplicates", "replicas", "nats_clock"];
 
 /// How long a new connection may take.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
@@ -105,6 +106,7 @@ fn about_stream(stream: &Result<StreamSeen, Unseen>, server: &NatsSeen, timing: 
     let (jetstream, stream, why) = match stream {
         Ok(seen) => {
             let mut checks = vec![enabled(), definition("stream", &seen.drift, stream_words(seen))];
+            checks.push(storage(&seen.limits));
             checks.push(duplicates(seen, timing));
             checks.push(replicas(seen, server));
             checks.push(match seen.answered_at {
@@ -159,6 +161,28 @@ fn definition(check: &'static str, drift: &[String], as_defined: String) -> Chec
         "run `tenure migrate --queue NAME` with the settings of the workers, as a user that may change the stream; \
          its retention and storage cannot change: they take a new stream",
     )
+}
+
+/// A stream discards new messages at its limits: rows wait for the relay then, and producers are refused.
+fn storage(limits: &[Limit]) -> Check {
+    const CHECK: &str = "storage";
+    // NATS refuses a message that does not fit: the last bytes stay free.
+    let is_full = |of: &&Limit| of.used.saturating_add(of.message) > of.most;
+    let is_near = |of: &&Limit| of.used.saturating_mul(10) >= of.most.saturating_mul(8);
+    let words = |of: &Limit| format!("{} of {} {}", of.used, of.most, of.of);
+    let to_do = "start workers, so that messages go; remove what nobody reads; or raise the limit (`nats stream edit \
+                 --max-bytes`, `--max-msgs`, or the account's max_storage). Workers then publish what waits";
+    let full: Vec<_> = limits.iter().filter(is_full).map(words).collect();
+    if !full.is_empty() {
+        let found = format!("full: {}: NATS refuses messages", full.join(", "));
+        return Check::wrong(CHECK, found).advise(to_do);
+    }
+    let near: Vec<_> = limits.iter().filter(is_near).map(words).collect();
+    match (near.is_empty(), limits.is_empty()) {
+        (false, _) => Check::warning(CHECK, near.join(", ")).advise(to_do),
+        (true, false) => Check::ok(CHECK, limits.iter().map(words).collect::<Vec<_>>().join(", ")),
+        (true, true) => Check::ok(CHECK, "neither the stream nor the account has a limit of its own"),
+    }
 }
 
 /// Publishers repeat a publication under one id for as long as it may take; producers do, too.
@@ -286,6 +310,7 @@ mod tests {
         StreamSeen {
             drift: Vec::new(),
             messages: 3,
+            limits: Vec::new(),
             replicas: 1,
             duplicate_window: Duration::from_mins(2),
             duplicate_window_defined: Duration::from_mins(2),
@@ -315,6 +340,11 @@ mod tests {
         assert_eq!(about(forgetful, &ALONE), [("duplicates", CheckState::Warning)]);
         let silent = StreamSeen { answered_at: None, ..stream() };
         assert_eq!(about(silent, &ALONE), [("nats_clock", CheckState::Skipped)]);
+        let limit = |used| vec![Limit { of: "bytes of the stream", used, most: 10_000, message: 1_024 }];
+        let filled = |used| about(StreamSeen { limits: limit(used), ..stream() }, &ALONE);
+        assert!(filled(7_999).is_empty());
+        assert_eq!(filled(8_000), [("storage", CheckState::Warning)]);
+        assert_eq!(filled(8_977), [("storage", CheckState::Wrong)]);
         let old = NatsSeen { is_too_old: true, ..ALONE };
         assert_eq!(about_server(&old, "nats://n").state, CheckState::Wrong);
     }
@@ -323,7 +353,7 @@ mod tests {
     fn a_stream_that_cannot_be_seen_is_one_finding_at_most() {
         let wrong = |unseen| {
             let checks = about_stream(&Err(unseen), &ALONE, &Timing::DEFAULT);
-            assert_eq!(checks.len(), 5);
+            assert_eq!(checks.len(), 6);
             let mut wrong = findings(&checks);
             wrong.retain(|(_, state)| *state != CheckState::Skipped);
             wrong

@@ -31,6 +31,9 @@ use crate::{
 /// The first release that does not lose whole streams when its process is killed.
 const OLDEST: (i64, i64, i64) = (2, 10, 23);
 
+/// What a message of the stream needs of its bytes, about.
+const MESSAGE_BYTES: u64 = 1_024;
+
 /// The most requests for one count of the messages; the server lists 100,000 subjects in an answer.
 const PAGES_MAX: usize = 10;
 /// The most kinds that a count names. The others are counted by queue.
@@ -65,6 +68,8 @@ pub(crate) struct StreamSeen {
     /// The differences.
     pub(crate) drift: Vec<String>,
     pub(crate) messages: u64,
+    /// The limits at which NATS refuses messages.
+    pub(crate) limits: Vec<Limit>,
     pub(crate) replicas: usize,
     pub(crate) duplicate_window: Duration,
     pub(crate) duplicate_window_defined: Duration,
@@ -73,6 +78,17 @@ pub(crate) struct StreamSeen {
     /// The time of the request by this host's clock, and how long the answer took.
     pub(crate) asked_at: DateTime<Utc>,
     pub(crate) took: Duration,
+}
+
+/// A limit of the stream or the account, and how much of it is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Limit {
+    /// What it limits, such as "bytes of the stream".
+    pub(crate) of: &'static str,
+    pub(crate) used: u64,
+    pub(crate) most: u64,
+    /// About what a message needs of it.
+    pub(crate) message: u64,
 }
 
 /// A queue's consumer, compared with its definition.
@@ -174,9 +190,21 @@ impl Nats {
         let took = since.elapsed();
         let answered_at = time_in(&answer, "ts");
         let info: stream::Info = read(answer)?;
+        let mut limits = vec![
+            limit("messages of the stream", info.state.messages, info.config.max_messages, 1),
+            limit("bytes of the stream", info.state.bytes, info.config.max_bytes, MESSAGE_BYTES),
+        ];
+        // Without the right to ask, the limits of the account are unknown; those of the server are told to nobody.
+        if let Ok(account) = self.ask("INFO".into(), json!({})).await {
+            let number = |at: &str| account.pointer(at).and_then(Value::as_i64).unwrap_or_default();
+            let used = number("/storage").max(0).cast_unsigned();
+            let most = number("/limits/max_storage");
+            limits.push(limit("bytes of the account's JetStream", used, most, MESSAGE_BYTES));
+        }
         Ok(StreamSeen {
             drift: stream_drift(&info.config, &should),
             messages: info.state.messages,
+            limits: limits.into_iter().flatten().collect(),
             replicas: info.config.num_replicas,
             duplicate_window: info.config.duplicate_window,
             duplicate_window_defined: should.duplicate_window,
@@ -382,6 +410,12 @@ impl Nats {
             pending::<()>().await;
         }
     }
+}
+
+/// `None`: there is no limit.
+fn limit(of: &'static str, used: u64, most: i64, message: u64) -> Option<Limit> {
+    let most = u64::try_from(most).ok().filter(|most| *most > 0)?;
+    Some(Limit { of, used, most, message })
 }
 
 /// Lists the kinds of the queues with the fewest kinds first: a mistyped name is one of few. Of the queue that does not

@@ -24,7 +24,9 @@ mod written;
 pub(crate) use async_nats::{Client, Subject};
 pub use connect::{Nats, NatsError};
 pub(crate) use control::{Announced, AskedToDrain, Control, Drains, Probed, announced_cancelled};
-pub(crate) use inspect::{ConsumerSeen, Delivered, MessageSeen, NatsSeen, StreamCounts, StreamSeen, Unseen};
+pub(crate) use inspect::{
+    ConsumerSeen, Delivered, Limit, MessageSeen, NatsSeen, StreamCounts, StreamSeen, Unseen,
+};
 pub(crate) use message::{Delivery, Receipt};
 pub(crate) use publish::{
     Confirmation, Confirmations, JOB_ID, Prepared, ReplyTo, Ticket, TicketBody, silence,

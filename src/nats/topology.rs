@@ -9,7 +9,7 @@ use async_nats::jetstream::{
     self,
     consumer::{PullConsumer, pull},
     context::{CreateStreamErrorKind, GetStreamErrorKind},
-    stream,
+    stream::{self, PersistenceMode},
 };
 use serde_json::json;
 use tokio::time::{sleep, timeout};
@@ -80,6 +80,22 @@ pub(super) fn stream_drift(is: &stream::Config, should: &stream::Config) -> Vec<
     compare("storage", format!("{:?}", is.storage), format!("{:?}", should.storage));
     compare("discard", format!("{:?}", is.discard), format!("{:?}", should.discard));
     compare("max_age", written(is.max_age), written(should.max_age));
+    let most = |of: &stream::Config| match of.max_messages_per_subject {
+        most @ 1.. => most.to_string(),
+        _ => "unlimited".to_owned(),
+    };
+    compare("max_msgs_per_subject", most(is), most(should));
+    compare("no_ack", is.no_ack.to_string(), should.no_ack.to_string());
+    compare("sealed", is.sealed.to_string(), should.sealed.to_string());
+    compare("allow_rollup_hdrs", is.allow_rollup.to_string(), should.allow_rollup.to_string());
+    let other = |of: &stream::Config| {
+        let sources = of.mirror.iter().chain(of.sources.iter().flatten()).map(|source| source.name.as_str());
+        let transform = of.subject_transform.iter().map(|transform| transform.destination.as_str());
+        sources.chain(transform).collect::<Vec<_>>().join(", ")
+    };
+    compare("its mirror, source or subject_transform", other(is), other(should));
+    let writes_late = |of: &stream::Config| of.persist_mode == Some(PersistenceMode::Async);
+    compare("an asynchronous persist_mode", writes_late(is).to_string(), writes_late(should).to_string());
     drift
 }
 
@@ -97,6 +113,11 @@ pub(super) fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Co
     compare("max_ack_pending", is.max_ack_pending.to_string(), should.max_ack_pending.to_string());
     compare("max_waiting", is.max_waiting.to_string(), should.max_waiting.to_string());
     compare("backoff", format!("{:?}", is.backoff), format!("{:?}", should.backoff));
+    compare("filter_subjects", format!("{:?}", is.filter_subjects), format!("{:?}", should.filter_subjects));
+    compare("deliver_policy", format!("{:?}", is.deliver_policy), format!("{:?}", should.deliver_policy));
+    compare("replay_policy", format!("{:?}", is.replay_policy), format!("{:?}", should.replay_policy));
+    compare("headers_only", is.headers_only.to_string(), should.headers_only.to_string());
+    compare("rate_limit_bps", is.rate_limit.to_string(), should.rate_limit.to_string());
     drift
 }
 
@@ -288,9 +309,10 @@ impl Nats {
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let now = stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().config.clone();
         if differs || now.max_consumers < config.max_consumers {
-            // The operator decides about the replicas, the first sequence, and a higher number of consumers.
+            // The operator decides about the replicas, limits of storage, the first sequence, and more consumers.
             config.max_consumers = config.max_consumers.max(now.max_consumers);
             config.num_replicas = now.num_replicas;
+            (config.max_bytes, config.max_messages) = (now.max_bytes, now.max_messages);
             config.first_sequence = now.first_sequence;
             self.context.update_stream(config).await.map_err(|error| refused("change the stream", &error))?;
         }

@@ -8,7 +8,7 @@ use serde_json::{Value, value::RawValue};
 use sqlx::{Postgres, Row, postgres::PgArguments, postgres::PgRow, query, query::Query};
 
 use super::{
-    DEAD_COUNTS, DEAD_IDS, DEAD_LATELY, DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD, REDRIVE,
+    DEAD_COUNTS, DEAD_IDS, DEAD_LETTER, DEAD_LETTERS, PURGE_DEAD, REDRIVE,
     call::{Store, StoreError},
     rows::{AGE_MAX, bytes_of, json, raw, u32_of, u64_of},
 };
@@ -199,16 +199,6 @@ pub struct DeadLetter {
     pub execution_history: Option<Value>,
 }
 
-/// The dead letters of the last hour whose errors read alike.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct DeadLately {
-    pub(crate) queue: String,
-    pub(crate) kind: String,
-    pub(crate) category: String,
-    /// The name of the group: see [`DeadFilter::group`].
-    pub(crate) fingerprint: String,
-}
-
 /// The number of dead letters of one queue, kind and category.
 #[derive(Debug, Clone, Serialize)]
 #[expect(missing_docs, reason = "the fields are the statement's columns")]
@@ -260,26 +250,6 @@ impl Store {
             })
         };
         Ok(rows.iter().map(count).collect::<Result<_, sqlx::Error>>()?)
-    }
-
-    /// Groups the latest `most` dead letters of the last hour by what their errors have in common; returns at most
-    /// `limit` groups with their numbers, the largest first.
-    pub(crate) async fn dead_lately(
-        &self,
-        most: i64,
-        limit: i64,
-    ) -> Result<Vec<(DeadLately, i64)>, StoreError> {
-        let rows = self.rows(query(DEAD_LATELY).bind(most).bind(limit)).await?;
-        let group = |row: &PgRow| {
-            let of = DeadLately {
-                queue: row.try_get("queue")?,
-                kind: row.try_get("kind")?,
-                category: row.try_get("category")?,
-                fingerprint: row.try_get("fingerprint")?,
-            };
-            Ok((of, row.try_get("jobs")?))
-        };
-        Ok(rows.iter().map(group).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Returns at most `limit` dead letters that can be redriven, the oldest first.

@@ -84,15 +84,15 @@ impl Store {
     }
 
     /// Returns how the finished jobs of at most `limit` kinds have run: of the jobs created in the last `slices` slices
-    /// of `length_s` seconds, at most `of_a_slice` of each.
+    /// of `length_s` seconds, at most `most`.
     pub async fn finished_kinds(
         &self,
         slices: i64,
         length_s: i64,
-        of_a_slice: i64,
+        most: i64,
         limit: i64,
     ) -> Result<Vec<FinishedKind>, StoreError> {
-        let query = query(FINISHED_KINDS).bind(slices).bind(length_s).bind(of_a_slice).bind(limit);
+        let query = query(FINISHED_KINDS).bind(slices).bind(length_s).bind(most).bind(limit);
         let rows = self.rows_for_a_look(query).await?;
         let kind = |row: &PgRow| {
             Ok(FinishedKind {

@@ -49,7 +49,6 @@ pub use activity::Unit;
 pub use bench::{BenchCounters, BenchRelayed, BenchStarted, BenchState};
 pub(crate) use call::Availability;
 pub use call::{Isolation, Store, StoreError};
-pub(crate) use dead::DeadLately;
 pub use dead::{DeadCount, DeadFilter, DeadLetter};
 pub(crate) use handlers::HandlerPool;
 pub use kinds::{DeadKind, FinishedKind, LiveKind};

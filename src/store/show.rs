@@ -4,7 +4,8 @@ use chrono::{DateTime, Utc};
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS, WHO_RUNS,
+    COUNT_DEAD, COUNT_WAITING, DEAD_GROUPS, DEAD_LATELY, JOB_TEXTS, RECOVERY_COUNTS, RECOVERY_EVENTS,
+    WHO_RUNS,
     call::{Store, StoreError},
     dead::{DeadCount, DeadFilter},
     rows::{JobRow, u64_of},
@@ -261,21 +262,13 @@ impl Store {
     ) -> Result<Vec<DeadGroup>, StoreError> {
         let rows =
             self.rows_for_a_look(filter.bind(query(DEAD_GROUPS)).bind(limit).bind(of_the_latest)).await?;
-        let group = |row: &PgRow| {
-            Ok(DeadGroup {
-                of: DeadCount {
-                    queue: row.try_get("queue")?,
-                    kind: row.try_get("kind")?,
-                    category: row.try_get("category")?,
-                    jobs: u64_of(row, "jobs")?,
-                    oldest: row.try_get("oldest")?,
-                    newest: row.try_get("newest")?,
-                },
-                line: row.try_get("line")?,
-                fingerprint: row.try_get("fingerprint")?,
-            })
-        };
-        Ok(rows.iter().map(group).collect::<Result<_, sqlx::Error>>()?)
+        Ok(rows.iter().map(dead_group).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// [`Store::dead_groups`] of the last hour.
+    pub async fn dead_lately(&self, limit: i64, of_the_latest: i64) -> Result<Vec<DeadGroup>, StoreError> {
+        let rows = self.rows(query(DEAD_LATELY).bind(of_the_latest).bind(limit)).await?;
+        Ok(rows.iter().map(dead_group).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Returns a job's texts, each cut to `most` characters; `None`: the job does not exist.
@@ -294,4 +287,19 @@ impl Store {
         };
         Ok(rows.first().map(texts).transpose().map_err(|error: sqlx::Error| error)?)
     }
+}
+
+fn dead_group(row: &PgRow) -> Result<DeadGroup, sqlx::Error> {
+    Ok(DeadGroup {
+        of: DeadCount {
+            queue: row.try_get("queue")?,
+            kind: row.try_get("kind")?,
+            category: row.try_get("category")?,
+            jobs: u64_of(row, "jobs")?,
+            oldest: row.try_get("oldest")?,
+            newest: row.try_get("newest")?,
+        },
+        line: row.try_get("line")?,
+        fingerprint: row.try_get("fingerprint")?,
+    })
 }

@@ -12,7 +12,7 @@ use sqlx::{
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
     pub queues: Vec<QueueStats>,
-    pub(crate) relay_lag_s: f64,
+    pub relay_lag_s: f64,
     pub dead: i64,
     /// Whether a kind is watched.
     pub has_quarantines: bool,

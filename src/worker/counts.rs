@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     observe::metrics::{Gauges, NAMES_MAX, OTHER, has_series},
-    store::{DeadLately, Store, Unserved},
+    store::{DeadGroup, Store, Unserved},
 };
 
 /// How often a process groups the dead letters of the last hour by their errors; how many, at most, and how many of the
@@ -102,11 +102,14 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
     }
 }
 
+/// Queue, kind, category and fingerprint of a group of dead letters.
+type Group = (String, String, String, String);
+
 /// The groups of dead letters that have a series.
 #[derive(Default)]
 struct Groups {
-    shown: HashSet<DeadLately>,
-    ever: HashSet<DeadLately>,
+    shown: HashSet<Group>,
+    ever: HashSet<Group>,
     read_at: Option<Instant>,
 }
 
@@ -117,7 +120,7 @@ impl Groups {
         if is_read || (!has_dead && self.shown.is_empty()) {
             return;
         }
-        let read = match store.dead_lately(GROUPED, GROUPS).await {
+        let read = match store.dead_lately(GROUPS, GROUPED).await {
             Ok(read) => read,
             Err(error) => {
                 tracing::debug!(%error, "could not group the dead letters; the metrics keep the older ones");
@@ -126,17 +129,19 @@ impl Groups {
         };
         self.read_at = Some(Instant::now());
         let mut gone = std::mem::take(&mut self.shown);
-        for (of, jobs) in read {
+        for DeadGroup { of, fingerprint, .. } in read {
+            let jobs = of.jobs.cast_signed();
+            let of = (of.queue, of.kind, of.category, fingerprint);
             if self.ever.len() >= GROUP_SERIES_MAX && !self.ever.contains(&of) {
                 continue;
             }
-            gauges.dead_group(&of.queue, &of.kind, &of.category, &of.fingerprint, jobs);
+            gauges.dead_group(&of.0, &of.1, &of.2, &of.3, jobs);
             gone.remove(&of);
             self.ever.insert(of.clone());
             self.shown.insert(of);
         }
         for of in gone {
-            gauges.dead_group(&of.queue, &of.kind, &of.category, &of.fingerprint, 0);
+            gauges.dead_group(&of.0, &of.1, &of.2, &of.3, 0);
         }
     }
 }

@@ -252,9 +252,11 @@ async fn jobs_that_no_relay_publishes_no_worker_runs_or_that_died_are_counted() 
     let bench = unhurried().await;
     bench.tenure.enqueue(job().delay(Duration::from_secs(600))).await.unwrap();
     assert_eq!(that_are(CheckState::Wrong, &look(&bench).await), [""; 0]);
-    bench.execute("UPDATE tenure.jobs SET publish_at = now() - interval '90 s'").await;
+    let ago = "now() - interval '90 s'";
+    bench.execute(&format!("UPDATE tenure.jobs SET publish_at = {ago}, scheduled_at = {ago}")).await;
     let checks = look(&bench).await;
-    let overdue = only_wrong(&checks, "relay");
+    assert_eq!(that_are(CheckState::Wrong, &checks), ["relay", "queue"], "{checks:#?}");
+    let overdue = of(&checks, "relay");
     assert!(overdue.found.starts_with("1 job due, the first for 1m 3"), "{}", overdue.found);
     bench.execute("DELETE FROM tenure.jobs").await;
 
@@ -296,12 +298,13 @@ async fn jobs_that_no_relay_publishes_no_worker_runs_or_that_died_are_counted() 
         .execute(
             "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, attempt, max_attempts, fencing_token,
                     created_at, scheduled_at, died_at, last_error, category, execution_history)
-             SELECT gen_random_uuid(), 'q', 'k', '1', 1, 1, 1, now(), now(), now() - n * interval '50 min', '', 'lost', '[]'
+             SELECT gen_random_uuid(), 'q', 'k', '1', 1, 1, 1, now(), now(), now() - n * interval '50 min', 'gone', 'lost', '[]'
                FROM generate_series(1, 2) n",
         )
         .await;
     let checks = look(&bench).await;
-    assert_eq!(of(&checks, "dead_letters").found, "1 job died within the last hour: 1 lost");
+    let found = "1 job died within the last hour; 1 k of q (lost): gone";
+    assert_eq!(of(&checks, "dead_letters").found, found);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -463,4 +466,57 @@ async fn workers_that_cannot_be_read_do_not_count_as_none() {
     let (workers, scans) = (of(&checks, "workers"), of(&checks, "scans"));
     assert_eq!(scans.state, CheckState::Skipped);
     assert_eq!(scans.found, workers.found, "the reason");
+}
+
+/// NATS refuses each message of a full stream, and each refusal moves the time of the next try. The jobs are late all the
+/// same, since they were due.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_stream_is_named_and_its_due_jobs_are_late() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 2),
+    );
+    let change = async |max_bytes| {
+        let mut stream =
+            bench.js.get_stream(&bench.config.stream).await.unwrap().cached_info().config.clone();
+        stream.max_bytes = max_bytes;
+        bench.js.update_stream(stream).await.unwrap();
+    };
+    change(1).await;
+    let job = bench.tenure.enqueue(job()).await.unwrap().id;
+    let late = async {
+        while of(&look(&bench).await, "relay").state != CheckState::Wrong {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), late).await.unwrap();
+    // The relay tries all the time.
+    for _ in 0..5 {
+        let checks = look(&bench).await;
+        assert_eq!(that_are(CheckState::Wrong, &checks), ["relay", "storage"], "{checks:#?}");
+        let full = &of(&checks, "storage").found;
+        assert_eq!(full, "full: 0 of 1 bytes of the stream: NATS refuses messages");
+    }
+    change(-1).await;
+    bench.until_finished(job).await;
+    assert_eq!(that_are(CheckState::Wrong, &look(&bench).await), [""; 0]);
+    worker.stop().await;
+}
+
+/// What can lose, hide or hold messages.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_keeps_one_message_a_subject_is_wrong_and_mended_by_migrate() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let mut stream = bench.js.get_stream(&bench.config.stream).await.unwrap().cached_info().config.clone();
+    (stream.max_messages_per_subject, stream.allow_rollup) = (1, true);
+    bench.js.update_stream(stream).await.unwrap();
+    let checks = look(&bench).await;
+    assert_eq!(
+        only_wrong(&checks, "stream").found,
+        "max_msgs_per_subject is 1, expected unlimited; allow_rollup_hdrs is true, expected false"
+    );
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    assert_eq!(of(&look(&bench).await, "stream").state, CheckState::Ok);
 }

@@ -312,7 +312,7 @@ fn no_sql_is_built_from_input() {
         "store/bench.rs: let rows = self.rows(query(AssertSqlSafe(seconds))).await?;",
         // One of three levels, and a number.
         "store/call/transaction.rs: AssertSqlSafe(format!(",
-        "store/call/transaction.rs: let limit = AssertSqlSafe(format!(\"SET LOCAL statement_timeout = {}\", milliseconds(within)));",
+        "store/call/transaction.rs: let limit = AssertSqlSafe(format!(\"SET LOCAL statement_timeout = {within}; SET LOCAL jit = off\"));",
         "store/call/transaction.rs: sqlx::raw_sql(AssertSqlSafe(locks)).execute(&mut *transaction).await?;",
         // The files under migrations/.
         "store/migrate.rs: raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut connection).await?;",

@@ -25,7 +25,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use sqlx::{
-    Connection, Execute, Postgres, SqlStr,
+    ConnectOptions, Connection, Execute, Postgres, SqlStr,
     postgres::{PgArguments, PgConnectOptions, PgPool, PgPoolOptions, PgRow},
     query::Query,
 };
@@ -113,7 +113,9 @@ impl Store {
             .parse::<PgConnectOptions>()?
             .application_name("tenure")
             // PgBouncer refuses a connection that sets it; from Postgres 12 on it has no effect here.
-            .extra_float_digits(None);
+            .extra_float_digits(None)
+            // The text of a statement helps nobody who reads the log; an error names its statement.
+            .disable_statement_logging();
         let within = config.timing.database_within;
         let pool = |connections| {
             PgPoolOptions::new()

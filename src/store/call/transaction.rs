@@ -50,9 +50,10 @@ fn milliseconds(limit: Duration) -> u128 {
     limit.as_millis().clamp(1, 2_147_483_647)
 }
 
-/// Limits how long each statement of this transaction may take.
+/// Limits how long each statement of this transaction may take. Compiling one takes Postgres longer than running it.
 async fn limit_statements(transaction: &mut PgConnection, within: Duration) -> Result<(), sqlx::Error> {
-    let limit = AssertSqlSafe(format!("SET LOCAL statement_timeout = {}", milliseconds(within)));
+    let within = milliseconds(within);
+    let limit = AssertSqlSafe(format!("SET LOCAL statement_timeout = {within}; SET LOCAL jit = off"));
     sqlx::raw_sql(limit).execute(transaction).await.map(drop)
 }
 

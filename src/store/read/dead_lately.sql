@@ -2,10 +2,13 @@
 --
 --   $1 dead letters to group, at most: the latest  $2 row limit
 --
--- `fingerprint` names a group: see error_group.sql.
+-- The columns are those of dead_groups.sql.
 -- Made of parts: `scripts/statement dead_lately` prints it whole.
-SELECT queue, kind, category, fingerprint, count(*) AS jobs
-  FROM (SELECT queue, kind, category,
+SELECT queue, kind, category, fingerprint, count(*) AS jobs, min(died_at) AS oldest, max(died_at) AS newest,
+       max(line) AS line
+  FROM (SELECT queue, kind, category, died_at,
+-- include read/parts/error_line.sql
+               AS line,
 -- include read/parts/error_group.sql
                AS fingerprint
           FROM tenure.dead_letter_jobs

@@ -1,16 +1,24 @@
 -- finished_kinds: how the jobs that were created in a span of time, and have finished, have run: by queue and kind.
 --
---   $1 slices of the span  $2 seconds in a slice  $3 how many jobs of a slice to read, at most  $4 row limit
+--   $1 slices of the span  $2 seconds in a slice  $3 how many jobs to read, at most  $4 row limit
 --
--- An id is time: each slice is read by primary key, from its beginning. If no slice has $3 jobs, every job was read
--- (`is_whole`), and `jobs` is exact. Otherwise these are a sample of the whole span, and `jobs` is the number of jobs
--- of the queue that workers have counted (`activity`) and kept, by the kind's share of the sample.
+-- If workers have counted no more jobs (`activity`), all are read (`is_whole`), and `jobs` is exact. Otherwise as many
+-- are read of each slice, a sample of the whole span, and `jobs` is the number of the queue's jobs that workers have
+-- counted and kept, by the kind's share of the sample. An id is time: a slice is read by primary key, from its
+-- beginning, so that slices must be short: a burst of one kind hides what came in the rest of its slice.
 -- All attempts of a finished job but the last one have failed.
-WITH slices AS (
-    SELECT statement_timestamp() - n * $2::bigint * interval '1 second' AS since
+WITH counted AS MATERIALIZED (
+    SELECT queue, sum(completed - unkept + cancelled) AS jobs
+      FROM tenure.activity
+     WHERE minute >= statement_timestamp() - $1::bigint * $2::bigint * interval '1 second'
+     GROUP BY queue
+), slices AS (
+    SELECT statement_timestamp() - n * $2::bigint * interval '1 second' AS since, most
       FROM generate_series(1, $1::bigint) AS n
+     CROSS JOIN (SELECT CASE WHEN sum(jobs) > $3::bigint THEN $3::bigint / $1::bigint ELSE $3::bigint END AS most
+                   FROM counted) AS of_a_slice
 ), found AS MATERIALIZED (
-    SELECT h.queue, h.kind, h.status, h.attempt, slices.since,
+    SELECT h.queue, h.kind, h.status, h.attempt, slices.since, most,
            extract(epoch FROM h.finished_at - h.started_at)::float8 AS ran_s
       FROM slices
      CROSS JOIN LATERAL (
@@ -19,14 +27,11 @@ WITH slices AS (
             WHERE id >= tenure.id_of_time(slices.since)
               AND id < tenure.id_of_time(slices.since + $2::bigint * interval '1 second')
             ORDER BY id
-            LIMIT $3::bigint) h
+            LIMIT most) h
+     LIMIT $3::bigint
 ), whole AS (
-    SELECT coalesce(max(jobs), 0) < $3::bigint AS is_whole FROM (SELECT count(*) AS jobs FROM found GROUP BY since) s
-), counted AS (
-    SELECT queue, sum(completed - unkept + cancelled) AS jobs
-      FROM tenure.activity
-     WHERE minute >= statement_timestamp() - $1::bigint * $2::bigint * interval '1 second'
-     GROUP BY queue
+    SELECT coalesce(bool_and(jobs < most), true) AND coalesce(sum(jobs), 0) < $3::bigint AS is_whole
+      FROM (SELECT most, count(*) AS jobs FROM found GROUP BY since, most) s
 ), of_kind AS (
     SELECT queue, kind, count(*) AS jobs, count(*) FILTER (WHERE status = 'completed') AS completed,
            coalesce(sum(attempt), 0)::bigint AS attempts,

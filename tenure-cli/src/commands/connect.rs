@@ -1,5 +1,7 @@
 //! Connect: the settings of a command, and its connections.
 
+use std::time::Duration;
+
 use super::{Cli, Command, Usage};
 use tenure::{
     Config, StoreError, Tenure,
@@ -24,7 +26,7 @@ impl Cli {
         let settings = self.settings()?;
         let Some(name) = &self.cell else {
             let mut config = settings.config()?;
-            self.names_its_user(&mut config);
+            self.adapt(&mut config);
             return Ok(config);
         };
         let none = || {
@@ -41,12 +43,16 @@ impl Cli {
             .ok_or_else(|| Usage(format!("there is no cell {name:?}; the file has: {known}")))?;
         // One process, one cell: the address is its own.
         config.listen = layout.listen();
-        self.names_its_user(&mut config);
+        self.adapt(&mut config);
         Ok(config)
     }
 
-    /// Names who acts by a command: the setting, or the system's user and host. What runs on acts for others.
-    fn names_its_user(&self, config: &mut Config) {
+    /// Names who acts by a command: the setting, or the system's user and host. What runs on acts for others. A person
+    /// who enqueues a job does not wait for NATS: the relay publishes what it does not confirm within a second.
+    fn adapt(&self, config: &mut Config) {
+        if let Command::Enqueue(_) = self.command {
+            config.timing.publish_within = config.timing.publish_within.min(Duration::from_secs(1));
+        }
         if let Command::Work(_) | Command::Gateway | Command::Serve(_) = self.command {
             return;
         }
@@ -66,7 +72,7 @@ impl Cli {
         if self.cell.is_some() || !self.command.reads_settings() {
             return Ok(None);
         }
-        Ok(self.settings()?.layout()?.map(|layout| layout.each_config(|config| self.names_its_user(config))))
+        Ok(self.settings()?.layout()?.map(|layout| layout.each_config(|config| self.adapt(config))))
     }
 
     /// Connects to all cells, if there are several, and the command is not for one of them alone.

@@ -20,6 +20,8 @@ use tenure::{
 
 /// The most finished jobs to read.
 const READ: i64 = 20_000;
+/// A sample reads each unit of a range in so many parts, so that a burst of one kind does not hide those after it.
+const PARTS: i64 = 10;
 /// The most kinds to read, and to show.
 const KINDS: i64 = 2_000;
 const SHOWN: usize = 200;
@@ -54,6 +56,10 @@ pub(super) struct Row {
     failed: Option<f64>,
     median_s: Option<f64>,
     p95_s: Option<f64>,
+    /// Whether one of its finished jobs is among those that were read.
+    is_read: bool,
+    /// Whether it may have finished jobs that were not read.
+    is_unread: bool,
     lacks: Option<&'static str>,
     /// A live worker keeps no history of the kind: its completed jobs are in no figure of ended jobs.
     is_unkept: bool,
@@ -66,7 +72,7 @@ pub(super) async fn figures(view: &View, range: &'static Range) -> Result<Arc<Fi
         let (live, dead, finished, watched, workers, fleet) = tokio::try_join!(
             store.live_kinds(KINDS),
             store.dead_kinds(range.seconds(), KINDS),
-            store.finished_kinds(range.units, range.unit_s, READ / range.units, KINDS),
+            store.finished_kinds(range.units * PARTS, range.unit_s / PARTS, READ, KINDS),
             async { Ok(view.tenure.quarantines().await) },
             view.tenure.workers(),
             store.fleet(),
@@ -117,11 +123,13 @@ impl Figures {
             let row = rows.entry((&of.kind, &of.queue)).or_default();
             row.submitted = of.submitted.unwrap_or_default();
         }
+        let is_sample = self.finished.iter().any(|of| !of.is_whole);
         // The attempts of each kind, and those that failed.
         let mut attempts: BTreeMap<(&str, &str), (f64, f64)> = BTreeMap::new();
         for of in self.finished.iter().filter(|of| is_wanted(&of.queue)) {
             let key = (of.kind.as_str(), of.queue.as_str());
             let row = rows.entry(key).or_default();
+            row.is_read = true;
             (row.median_s, row.p95_s, row.ended) = (of.median_s, of.p95_s, of.jobs as f64);
             // Each job that was read stands for this many.
             let weight = of.jobs as f64 / of.read.max(1) as f64;
@@ -147,9 +155,10 @@ impl Figures {
                     && of.queues.iter().any(|own| own == queue)
                     && of.unkept.iter().any(is_of)
             });
+            row.is_unread = is_sample && !row.is_read;
             row.failed = attempts
                 .get(&(*kind, *queue))
-                .filter(|(all, _)| *all > 0.0)
+                .filter(|(all, _)| *all > 0.0 && !row.is_unread)
                 .map(|(all, failed)| failed / all);
         }
         rows.into_values().collect()
@@ -230,6 +239,7 @@ pub(super) fn table(view: &View, rows: &[Row], range: &Range, has_queue: bool) -
 fn row(view: &View, of: &Row, range: &Range, has_queue: bool) -> Markup {
     let filter = format!("queue={}&kind={}", encoded(&of.queue), encoded(&of.kind));
     let seconds = |value: Option<f64>| value.map_or("–".into(), rounded);
+    let unread = html! { span title="None of its finished jobs is in the sample that was read." { "–" } };
     html! {
         tr id={ "kind-" (of.queue) "-" (of.kind) } {
             th scope="row" {
@@ -250,9 +260,11 @@ fn row(view: &View, of: &Row, range: &Range, has_queue: bool) -> Markup {
             td.num data-label="Dead" {
                 @if of.dead > 0 { a href={ (view.base) "/dead?" (filter) } { (number(of.dead)) } } @else { "0" }
             }
-            td.num data-label="Ended/min" { (rate(of.ended * 60.0 / range.seconds() as f64)) }
+            td.num data-label="Ended/min" {
+                @if of.is_unread { (unread) } @else { (rate(of.ended * 60.0 / range.seconds() as f64)) }
+            }
             td.num data-label="Failed" {
-                @match of.failed { Some(share) => (percent(share)), None => "–" }
+                @match of.failed { Some(share) => (percent(share)), None if of.is_unread => (unread), None => "–" }
             }
             td.num.tight data-label="Run time" { (seconds(of.median_s)) }
             td.num.tight data-label="p95" { (seconds(of.p95_s)) }
@@ -329,5 +341,10 @@ mod tests {
         // 1,000 attempts of finished jobs, 100 of them failed, and 200 of dead ones.
         assert_eq!(rows[0].failed, Some(0.25));
         assert!(figures.rows(Some("other")).is_empty());
+        // A kind that has died and is not in the sample may have completed as well: nothing is known of its share.
+        let others = FinishedKind { kind: "other".into(), ..figures.finished[0].clone() };
+        let rows = Figures { finished: vec![others], ..figures }.rows(Some("q"));
+        assert_eq!((rows[0].kind.as_str(), rows[0].dead, rows[0].failed), ("k", 70, None));
+        assert!(rows[0].is_unread && !rows[1].is_unread);
     }
 }

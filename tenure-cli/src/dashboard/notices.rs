@@ -11,13 +11,17 @@ use super::{
     quarantine,
 };
 use tenure::internals::{
-    Fleet, NEEDS, Parts as _, QueueStats, Unserved, UnservedSchedule,
+    DeadGroup, Fleet, NEEDS, Parts as _, QueueStats, Unserved, UnservedSchedule,
     duration::{rounded, whole},
 };
 
 /// The most queues, and the most kinds and schedules, that have a notice of one sort each.
 const QUEUES_SHOWN: usize = 10;
 const KINDS_SHOWN: usize = 5;
+/// The most groups of dead letters that have a notice.
+const GROUPS_SHOWN: usize = 3;
+/// A job that has been due for longer has no message because NATS does not take it.
+const RELAY_LATE_S: f64 = 15.0;
 
 pub(super) fn all(view: &View, of: &Figures) -> Markup {
     let fleet = &of.fleet;
@@ -105,6 +109,14 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                 (put_off_kinds(view, fleet))
                 (unserved_schedules(view, fleet, &of.schedules))
             }
+            @if fleet.workers > 0 && fleet.relay_lag_s > RELAY_LATE_S && view.tenure.nats().is_connected() {
+                p.notice.bad { span {
+                    b { "Due jobs wait for their messages." }
+                    " The first of them has been due for " (whole(fleet.relay_lag_s)) ", and NATS has not taken its \
+                     message: the stream or its storage may be full. " code { "tenure doctor" } " says which limit."
+                } }
+            }
+            (died(view, &of.died))
             (misnamed(fleet))
             (full(view, &active))
             (paused_queues(view, fleet, &paused))
@@ -186,6 +198,27 @@ fn unserved_queues(view: &View, active: &[&QueueStats]) -> Markup {
         }
     };
     some(true, &unserved, QUEUES_SHOWN, one, others)
+}
+
+fn died(view: &View, groups: &[DeadGroup]) -> Markup {
+    let one = |DeadGroup { of, line, fingerprint }: &DeadGroup| {
+        html! {
+            b {
+                (number(of.jobs.cast_signed()))
+                @if of.jobs == 1 { " job of " } @else { " jobs of " }
+                (of.kind) " in " (page::queue_link(view, &of.queue)) " died within the last hour."
+            }
+            " " @if !line.is_empty() { (page::sentence(line)) " " }
+            a href={ (view.base) "/dead?group=" (fingerprint) } { "Look at them, mend what fails, and redrive them" }
+        }
+    };
+    let others = |n| {
+        html! {
+            b { (n) " more groups of jobs died within the last hour." } " "
+            a href={ (view.base) "/dead" } { "Dead letters" }
+        }
+    };
+    some(false, groups, GROUPS_SHOWN, one, others)
 }
 
 fn unserved_kinds(view: &View, fleet: &Fleet) -> Markup {

@@ -15,7 +15,7 @@ use super::{
 use tenure::{
     StoreError,
     internals::{
-        Event, EventCount, EventFilter, Fleet, Parts as _, QueueStats, Unit, UnservedSchedule,
+        DeadGroup, Event, EventCount, EventFilter, Fleet, Parts as _, QueueStats, Unit, UnservedSchedule,
         duration::whole,
     },
 };
@@ -25,8 +25,12 @@ const DAY_S: i64 = 24 * 3_600;
 const LATEST: i64 = 8;
 /// The most schedules without a worker to read.
 const SCHEDULES: i64 = 100;
+/// The most groups of dead letters to name, and the latest dead letters to group.
+const GROUPS: i64 = 20;
+const GROUPED: i64 = 1_000;
 
-/// What all viewers of one range share. Five statements, however many look.
+/// What all viewers of one range share. Five statements, however many look; one more while there
+/// are dead letters.
 #[derive(Debug)]
 pub(super) struct Figures {
     pub(super) fleet: Fleet,
@@ -35,6 +39,8 @@ pub(super) struct Figures {
     latest: Vec<Event>,
     pub(super) schedules: Vec<UnservedSchedule>,
     pub(super) watched: Watched,
+    /// The largest groups of jobs that died within the last hour.
+    pub(super) died: Vec<DeadGroup>,
 }
 
 async fn read(view: &View, range: &Range) -> Result<Figures, StoreError> {
@@ -46,12 +52,13 @@ async fn read(view: &View, range: &Range) -> Result<Figures, StoreError> {
         store.recovery_events(&all, LATEST),
         store.unserved_schedules(SCHEDULES),
     )?;
+    let died = if fleet.dead > 0 { store.dead_lately(GROUPS, GROUPED).await? } else { Vec::new() };
     // A role that may not read them yet sees the rest.
     let watched = if fleet.has_quarantines { view.tenure.quarantines().await } else { Ok(Vec::new()) };
     if let Some(now) = fleet.now {
         view.figures.clock.note(now, asked_at);
     }
-    Ok(Figures { fleet, units, events, latest, schedules, watched })
+    Ok(Figures { fleet, units, events, latest, schedules, watched, died })
 }
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
