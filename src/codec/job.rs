@@ -3,7 +3,7 @@
 //! A sealed value is JSON, too, `{"tenure.sealed": {"key": "2026-11", "kind": "card.charge", "data": "…"}}`, and stands
 //! wherever the plain one would: the statements that move jobs, dead letters and results do not know of it.
 //!
-//! Not here: who seals and opens (`client::enqueue`, `run::sealing`).
+//! Not here: who seals and opens (`client::enqueue`, `codec::run`).
 
 use std::{collections::HashMap, fmt, sync::Arc};
 

@@ -3,7 +3,7 @@
 //! A worker that lacks a key or a codec puts the job off, uncharged, for one that has it. What cannot be opened
 //! otherwise fails the attempt.
 //!
-//! Not here: the form of a sealed value (`job::codec`).
+//! Not here: the form of a sealed value (`codec::job`).
 
 use std::time::Duration;
 

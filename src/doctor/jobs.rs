@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use tokio::time::sleep;
 
 use super::{
     Asked, Check, CheckState, NO_WRITES, jobs_of, skip, skip_by, some_of, span_of,
@@ -39,6 +40,9 @@ const KINDS_SHOWN: usize = 20;
 /// A tick whose job is this late was missed by every worker.
 const TICK_LATE: TimeDelta = TimeDelta::minutes(1);
 
+/// How often to look again at an overdue job, and at which intervals.
+const LOOKS: u32 = 2;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The latest dead letters to group, and the most groups that a finding names.
 const GROUPED: i64 = 1_000;
 const GROUPS_SHOWN: i64 = 3;
@@ -78,7 +82,7 @@ pub(crate) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec
         checks.extend(skip(&["schedules"], NO_WRITES));
         return checks;
     }
-    match store.doctor_jobs(overdue_after(timing)).await {
+    match overdue(store, timing).await {
         Ok(jobs) => {
             checks.extend(match &seen {
                 // Before the first scan, the age of the workers decides.
@@ -101,6 +105,23 @@ pub(crate) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec
         Err(error) => checks.extend(skip_by(&["schedules"], &error)),
     }
     checks
+}
+
+/// Counts overdue jobs, and looks again if there are some: a job that its worker has just handed to the relay is published
+/// by then.
+async fn overdue(store: &Store, timing: &Timing) -> Result<JobsSeen, StoreError> {
+    let first = store.doctor_jobs(overdue_after(timing)).await?;
+    if first.overdue == 0 {
+        return Ok(first);
+    }
+    for _ in 0..LOOKS {
+        sleep(LOOK_EVERY).await;
+        let seen = store.doctor_jobs(overdue_after(timing)).await?;
+        if seen.oldest == first.oldest {
+            return Ok(seen);
+        }
+    }
+    Ok(JobsSeen { overdue: 0, overdue_for: None, ..first })
 }
 
 /// Checks the queues, and the kinds that wait in them: as jobs, and, if NATS is given, as submissions in the stream.
@@ -453,8 +474,8 @@ fn relay(jobs: &JobsSeen) -> Check {
         span_of(jobs.overdue_for)
     );
     Check::wrong("relay", found).advise(
-        "start a worker: each has a relay. If some run, none of them reaches NATS: look at `nats` and `stream` here, \
-         and at the workers' logs",
+        "start a worker: each has a relay. If some run, NATS is away or refuses messages: look at `nats`, `stream` and \
+         `storage` here, and at the workers' logs",
     )
 }
 
@@ -509,7 +530,11 @@ fn dead_letters(jobs: &JobsSeen, groups: Result<Vec<DeadGroup>, StoreError>) -> 
         format!("{} {} of {} ({}){said}", of.jobs, of.kind, of.queue, of.category)
     };
     let of = match groups {
-        Ok(groups) => groups.iter().map(of).collect::<Vec<_>>().join("; "),
+        Ok(groups) => {
+            let latest =
+                if jobs.died > GROUPED { format!("of the latest {GROUPED} ") } else { String::new() };
+            latest + &groups.iter().map(of).collect::<Vec<_>>().join("; ")
+        }
         Err(error) => format!("they could not be grouped: {}", text(&error)),
     };
     Check::warning(
@@ -646,6 +671,7 @@ mod tests {
         JobsSeen {
             overdue: 0,
             overdue_for: None,
+            oldest: None,
             last_scan: Some(30 * SECOND),
             grace_left: None,
             breaker_for: None,

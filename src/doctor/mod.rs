@@ -139,7 +139,7 @@ pub(crate) struct Asked {
 }
 
 /// Why a check is skipped whose rows nobody can write: what they say would have other causes.
-const NO_WRITES: &str = "not known while Postgres takes no writes";
+const NO_WRITES: &str = "not known while this server takes no writes";
 
 impl Tenure {
     /// Checks both servers, the schema, this role's rights, the timers, workers and queues, and returns what it found
@@ -177,7 +177,9 @@ impl Tenure {
             Ok(()) if !can_write => {
                 let mut more = skip(&[lanes::doctor::CHECK], NO_WRITES);
                 more.extend(quarantine::doctor::look(self.store()).await);
-                (skip(&jobs::OF_QUEUES, NO_WRITES), more, jobs::unknown(named), None)
+                let nats = seen.as_ref().map(|_| self.nats());
+                let (_, asked, unread) = jobs::queues(self.store(), nats, named).await;
+                (skip(&jobs::OF_QUEUES, NO_WRITES), more, asked, unread)
             }
             Ok(()) => {
                 let nats = seen.as_ref().map(|_| self.nats());

@@ -7,7 +7,13 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection, Row, postgres::PgRow, query, raw_sql};
+use sqlx::{
+    Connection, Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query,
+    query::Query,
+    raw_sql,
+};
 
 use crate::{
     job::JobId,
@@ -18,6 +24,7 @@ use crate::{
     },
 };
 use tokio::time::timeout;
+use uuid::Uuid;
 
 /// How long `verify` may take. A history of a hundred million jobs takes some minutes.
 const VERIFIED_WITHIN: Duration = Duration::from_hours(1);
@@ -91,6 +98,8 @@ pub(crate) struct JobsSeen {
     /// Jobs that a relay should have published; `overdue_for` is how long the first of them is overdue.
     pub(crate) overdue: i64,
     pub(crate) overdue_for: Option<Duration>,
+    /// The first of them.
+    pub(crate) oldest: Option<Uuid>,
     /// How long ago the last scan was; `None`: no worker has ever scanned.
     pub(crate) last_scan: Option<Duration>,
     /// For how long the scanner will not reset any job.
@@ -204,7 +213,7 @@ impl Store {
 
     /// Returns what has kept dead rows from being removed, or held locks while idle, for `old_after`.
     pub(crate) async fn doctor_holders(&self, old_after: Duration) -> Result<Vec<Holder>, StoreError> {
-        let rows = self.rows_for_a_look(query(DOCTOR_HOLDERS).bind(old_after.as_secs_f64())).await?;
+        let rows = self.rows_for_doctor(query(DOCTOR_HOLDERS).bind(old_after.as_secs_f64())).await?;
         let holder = |row: &PgRow| {
             Ok(Holder {
                 what: row.try_get("what")?,
@@ -221,7 +230,7 @@ impl Store {
 
     /// Returns the rights of each shipped role that this role lacks, the most powerful role first.
     pub(crate) async fn doctor_rights(&self) -> Result<Vec<RightsSeen>, StoreError> {
-        let rows = self.rows_for_a_look(query(DOCTOR_RIGHTS)).await?;
+        let rows = self.rows_for_doctor(query(DOCTOR_RIGHTS)).await?;
         let rights = |row: &PgRow| {
             Ok(RightsSeen {
                 role: row.try_get("role")?,
@@ -235,11 +244,12 @@ impl Store {
     /// Returns overdue publications, the scanner's state and recent dead letters. The relay must have published a due
     /// job after `overdue_after`.
     pub(crate) async fn doctor_jobs(&self, overdue_after: Duration) -> Result<JobsSeen, StoreError> {
-        let rows = self.rows_for_a_look(query(DOCTOR_JOBS).bind(overdue_after.as_secs_f64())).await?;
+        let rows = self.rows_for_doctor(query(DOCTOR_JOBS).bind(overdue_after.as_secs_f64())).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(JobsSeen {
             overdue: row.try_get("overdue")?,
             overdue_for: duration(row, "overdue_s")?,
+            oldest: row.try_get("oldest")?,
             last_scan: duration(row, "last_scan_s")?,
             grace_left: duration(row, "grace_left_s")?.filter(|left| !left.is_zero()),
             breaker_for: duration(row, "breaker_s")?,
@@ -249,7 +259,7 @@ impl Store {
 
     /// Returns every registered process, the most silent first.
     pub(crate) async fn doctor_workers(&self) -> Result<Vec<WorkerSeen>, StoreError> {
-        let rows = self.rows_for_a_look(query(DOCTOR_WORKERS)).await?;
+        let rows = self.rows_for_doctor(query(DOCTOR_WORKERS)).await?;
         let worker = |row: &PgRow| {
             Ok(WorkerSeen {
                 worker_id: row.try_get("worker_id")?,
@@ -298,7 +308,7 @@ impl Store {
         messages: Option<&[KindMessages]>,
         queues: Option<&[String]>,
     ) -> Result<Vec<Waiting>, StoreError> {
-        let rows = self.rows_for_a_look(bind_messages(query(DOCTOR_KINDS), messages).bind(queues)).await?;
+        let rows = self.rows_for_doctor(bind_messages(query(DOCTOR_KINDS), messages).bind(queues)).await?;
         Ok(rows.iter().map(Waiting::read).collect::<Result<_, _>>()?)
     }
 
@@ -309,7 +319,7 @@ impl Store {
         queues: Option<&[String]>,
         others: &[String],
     ) -> Result<Vec<QueueSeen>, StoreError> {
-        let rows = self.rows_for_a_look(query(DOCTOR_QUEUES).bind(queues).bind(others)).await?;
+        let rows = self.rows_for_doctor(query(DOCTOR_QUEUES).bind(queues).bind(others)).await?;
         let queue = |row: &PgRow| {
             Ok(QueueSeen {
                 queue: row.try_get("queue")?,
@@ -342,7 +352,7 @@ impl Store {
     /// Returns how many jobs break each rule. The call may take long, and has a connection of its own.
     pub(crate) async fn verify(&self) -> Result<HashMap<String, RuleBroken>, StoreError> {
         let mut connection = self.migration_connection().await?;
-        raw_sql("SET jit = off").execute(&mut connection).await?;
+        raw_sql("BEGIN; SET LOCAL jit = off").execute(&mut connection).await?;
         // Without a limit, a connection that dies silently would hang the call for ever.
         let read = timeout(VERIFIED_WITHIN, query(VERIFY).fetch_all(&mut connection)).await;
         let rows =
@@ -354,5 +364,15 @@ impl Store {
             Ok((row.try_get("rule")?, broken))
         };
         Ok(rows.iter().map(rule).collect::<Result<_, sqlx::Error>>()?)
+    }
+}
+
+impl Store {
+    /// Runs a statement that may read all live jobs. The server ends it before the call gives up.
+    async fn rows_for_doctor(
+        &self,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        self.rows_within(self.within().mul_f64(0.8), query).await
     }
 }

@@ -106,7 +106,7 @@ fn about_stream(stream: &Result<StreamSeen, Unseen>, server: &NatsSeen, timing: 
     let (jetstream, stream, why) = match stream {
         Ok(seen) => {
             let mut checks = vec![enabled(), definition("stream", &seen.drift, stream_words(seen))];
-            checks.push(storage(&seen.limits));
+            checks.push(storage(&seen.limits, seen.account.as_ref()));
             checks.push(duplicates(seen, timing));
             checks.push(replicas(seen, server));
             checks.push(match seen.answered_at {
@@ -159,12 +159,14 @@ fn definition(check: &'static str, drift: &[String], as_defined: String) -> Chec
     }
     Check::wrong(check, drift.join("; ")).advise(
         "run `tenure migrate --queue NAME` with the settings of the workers, as a user that may change the stream; \
-         its retention and storage cannot change: they take a new stream",
+         its retention, storage, mirror and seal, and a consumer's deliver_policy and replay_policy, cannot change: \
+         delete it, and a worker creates it anew; with a stream go its submissions",
     )
 }
 
-/// A stream discards new messages at its limits: rows wait for the relay then, and producers are refused.
-fn storage(limits: &[Limit]) -> Check {
+/// A stream discards new messages at its limits: rows wait for the relay then, and producers are refused. `account`: why
+/// the account's limits are not known.
+fn storage(limits: &[Limit], account: Option<&Unseen>) -> Check {
     const CHECK: &str = "storage";
     // NATS refuses a message that does not fit: the last bytes stay free.
     let is_full = |of: &&Limit| of.used.saturating_add(of.message) > of.most;
@@ -178,10 +180,23 @@ fn storage(limits: &[Limit]) -> Check {
         return Check::wrong(CHECK, found).advise(to_do);
     }
     let near: Vec<_> = limits.iter().filter(is_near).map(words).collect();
-    match (near.is_empty(), limits.is_empty()) {
-        (false, _) => Check::warning(CHECK, near.join(", ")).advise(to_do),
-        (true, false) => Check::ok(CHECK, limits.iter().map(words).collect::<Vec<_>>().join(", ")),
-        (true, true) => Check::ok(CHECK, "neither the stream nor the account has a limit of its own"),
+    if !near.is_empty() {
+        return Check::warning(CHECK, near.join(", ")).advise(to_do);
+    }
+    let known = match limits {
+        [] => "the stream has no limit".to_owned(),
+        limits => limits.iter().map(words).collect::<Vec<_>>().join(", "),
+    };
+    match account {
+        None if limits.is_empty() => {
+            Check::ok(CHECK, "neither the stream nor the account has a limit of its own")
+        }
+        None => Check::ok(CHECK, known),
+        Some(Unseen::Denied(_)) => Check::skipped(
+            CHECK,
+            format!("{known}; this user may not ask for the account's: see nats/server.conf"),
+        ),
+        Some(_) => Check::skipped(CHECK, format!("{known}; NATS did not tell the account's")),
     }
 }
 
@@ -311,6 +326,7 @@ mod tests {
             drift: Vec::new(),
             messages: 3,
             limits: Vec::new(),
+            account: None,
             replicas: 1,
             duplicate_window: Duration::from_mins(2),
             duplicate_window_defined: Duration::from_mins(2),
@@ -345,6 +361,8 @@ mod tests {
         assert!(filled(7_999).is_empty());
         assert_eq!(filled(8_000), [("storage", CheckState::Warning)]);
         assert_eq!(filled(8_977), [("storage", CheckState::Wrong)]);
+        let denied = StreamSeen { account: Some(Unseen::Denied("$JS.API.INFO".into())), ..stream() };
+        assert_eq!(about(denied, &ALONE), [("storage", CheckState::Skipped)]);
         let old = NatsSeen { is_too_old: true, ..ALONE };
         assert_eq!(about_server(&old, "nats://n").state, CheckState::Wrong);
     }

@@ -5,7 +5,7 @@
 //!                             └── no ──► noted ──► Suspended, which ends the attempt uncharged; a signal wakes the job
 //! ```
 //!
-//! Not here: the jobs for which a job waits (`client::groups`).
+//! Not here: the jobs for which a job waits (`groups::api`).
 //!
 //! Invariants, each held by the test of that name:
 //!

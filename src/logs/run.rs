@@ -3,7 +3,7 @@
 //! Lines gather in memory, the last 64 KiB of an attempt. A loop writes those of running attempts every few seconds, so
 //! that they outlive a worker that is killed, and each attempt writes its own before it is settled.
 //!
-//! Not here: where the lines come from (`JobContext::log`, `job_log`).
+//! Not here: where the lines come from (`JobContext::log`, `logs::observe`).
 
 use std::{
     sync::{

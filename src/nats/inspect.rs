@@ -70,6 +70,8 @@ pub(crate) struct StreamSeen {
     pub(crate) messages: u64,
     /// The limits at which NATS refuses messages.
     pub(crate) limits: Vec<Limit>,
+    /// Why those of the account are not known.
+    pub(crate) account: Option<Unseen>,
     pub(crate) replicas: usize,
     pub(crate) duplicate_window: Duration,
     pub(crate) duplicate_window_defined: Duration,
@@ -194,17 +196,22 @@ impl Nats {
             limit("messages of the stream", info.state.messages, info.config.max_messages, 1),
             limit("bytes of the stream", info.state.bytes, info.config.max_bytes, MESSAGE_BYTES),
         ];
-        // Without the right to ask, the limits of the account are unknown; those of the server are told to nobody.
-        if let Ok(account) = self.ask("INFO".into(), json!({})).await {
-            let number = |at: &str| account.pointer(at).and_then(Value::as_i64).unwrap_or_default();
-            let used = number("/storage").max(0).cast_unsigned();
-            let most = number("/limits/max_storage");
-            limits.push(limit("bytes of the account's JetStream", used, most, MESSAGE_BYTES));
-        }
+        // NATS tells nobody the limits of the server itself.
+        let account = match self.ask("INFO".into(), json!({})).await {
+            Ok(account) => {
+                let number = |at: &str| account.pointer(at).and_then(Value::as_i64).unwrap_or_default();
+                let used = number("/storage").max(0).cast_unsigned();
+                let most = number("/limits/max_storage");
+                limits.push(limit("bytes of the account's JetStream", used, most, MESSAGE_BYTES));
+                None
+            }
+            Err(unseen) => Some(unseen),
+        };
         Ok(StreamSeen {
             drift: stream_drift(&info.config, &should),
             messages: info.state.messages,
             limits: limits.into_iter().flatten().collect(),
+            account,
             replicas: info.config.num_replicas,
             duplicate_window: info.config.duplicate_window,
             duplicate_window_defined: should.duplicate_window,

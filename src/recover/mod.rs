@@ -6,9 +6,9 @@
 //! | [`scanner`] | every `scan_every`, by the worker that has the turn | jobs that were silent for longer than their `stale_after` |
 //! | [`vanished`] | every fifth of `renew_every`, by the worker that has the turn | jobs of processes that are gone |
 //! | [`relay`] | every `relay_every`, by the worker that has the turn | queued jobs without a message |
-//! | [`lanes`] | as the relay, while a queue has lanes | held jobs that may go |
-//! | [`groups`] | as the relay, while there is a group | jobs whose predecessors have ended |
-//! | [`redrives`] | every second, while a calm redrive is open | dead letters whose turn has come |
+//! | [`lanes::recover`](crate::lanes::recover) | as the relay, while a queue has lanes | held jobs that may go |
+//! | [`groups::recover`](crate::groups::recover) | as the relay, while there is a group | jobs whose predecessors have ended |
+//! | [`redrives::recover`](crate::redrives::recover) | every second, while a calm redrive is open | dead letters whose turn has come |
 //! | redelivery (`deliver`) | after `ack_wait` | a stale job whose message came again: the backstop |
 //!
 //! Every reset is one UPDATE that repeats its condition. The publication follows; if the process dies in between, the

@@ -267,7 +267,7 @@ impl Store {
 
     /// [`Store::dead_groups`] of the last hour.
     pub async fn dead_lately(&self, limit: i64, of_the_latest: i64) -> Result<Vec<DeadGroup>, StoreError> {
-        let rows = self.rows(query(DEAD_LATELY).bind(of_the_latest).bind(limit)).await?;
+        let rows = self.rows_for_a_look(query(DEAD_LATELY).bind(of_the_latest).bind(limit)).await?;
         Ok(rows.iter().map(dead_group).collect::<Result<_, sqlx::Error>>()?)
     }
 

@@ -1,6 +1,6 @@
 //! Sealed: what the jobs of a kind with a codec carry is opened by processes with the key alone, and by no server.
 //!
-//! Not here: the form of a sealed value (`job::codec`).
+//! Not here: the form of a sealed value (`codec::job`).
 
 use std::{
     path::Path,

@@ -2,7 +2,7 @@
 --
 --   on_failure: for each job 'cancel', 'run' or 'hold'
 --
--- src/store/group/add_followers.sql calls it in the transaction that creates the jobs. A second call changes nothing.
+-- src/groups/sql/add_followers.sql calls it in the transaction that creates the jobs. A second call changes nothing.
 -- SECURITY DEFINER: a producer writes no follower of a job that is there already: see `check_new_jobs`.
 CREATE OR REPLACE FUNCTION tenure.add_followers(ids uuid[], on_failure text[], of_group uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -1,7 +1,7 @@
 -- Lets followers stay cancelled that a failure has cancelled, also if the failed job is redriven. Returns those of
 -- `ids` for which it has done so. A follower that is live, or was cancelled by a person, is not among them.
 --
--- src/store/group/keep_cancelled.sql and `cancel` call it for jobs of which they have found no row.
+-- src/groups/sql/keep_cancelled.sql and `cancel` call it for jobs of which they have found no row.
 -- SECURITY DEFINER: who may cancel a job may not change what it waits for.
 -- It waits for a call of `release_followers` that brings such a follower back; the follower is live then, and its
 -- caller cancels it as any job. A redrive (`reopen_edges`) locks followers in the same order: one waits for the other,

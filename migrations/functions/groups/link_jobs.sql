@@ -1,7 +1,7 @@
 -- Lets new jobs of a group wait for others: each of `afters` for the job of `befores` at its place. In this order a
 -- follower sees the outputs.
 --
--- src/store/group/link_jobs.sql calls it in the transaction that creates the jobs. An edge that is there already stays.
+-- src/groups/sql/link_jobs.sql calls it in the transaction that creates the jobs. An edge that is there already stays.
 -- SECURITY DEFINER: a producer lets no job wait that is there already: see `check_new_jobs`. Each of `afters` is a
 -- follower, with which `sweep_groups` forgets the edges of a job that never came.
 CREATE OR REPLACE FUNCTION tenure.link_jobs(befores uuid[], afters uuid[], of_group uuid) RETURNS void

@@ -3,7 +3,7 @@
 -- after this one, in order of id: at `most`, or at as many as have 5,000 edges. Returns the last one, or NULL after the
 -- end.
 --
--- src/store/group/mend_groups.sql calls it: the worker with the turn, from the start again after the end.
+-- src/groups/sql/mend_groups.sql calls it: the worker with the turn, from the start again after the end.
 -- A lost answer costs a second look. Each call sees at most 10,000 edges, and 5,000 of one follower: of a follower with
 -- 200,000 edges, forty rounds see all.
 -- SECURITY DEFINER: a worker may write neither notes nor edges.

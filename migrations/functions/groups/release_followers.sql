@@ -1,7 +1,7 @@
 -- Works off notes of `tenure.group_ends`, at most `most`: settles edges, and releases, cancels or restores the jobs
 -- that follow others. Returns the released jobs, to be published, and a last row of NULLs if there is more to do.
 --
--- src/store/group/release_followers.sql calls it: the worker that has ended a job, and the relay.
+-- src/groups/sql/release_followers.sql calls it: the worker that has ended a job, and the relay.
 -- A lost answer loses no job: the relay finds that the messages of released jobs are missing.
 -- SECURITY DEFINER: a worker may change neither edges nor followers. The parts run with these rights and settings.
 -- Calls run side by side. Each statement sees what is committed when it begins, and the last transaction that settles

@@ -1,7 +1,7 @@
 -- Forgets followers that are gone from all tables, and their edges, which kept the outputs until then. Looks at `most`
 -- followers after this one, in order of id. Returns the last one, or NULL after the end.
 --
--- src/store/group/sweep_groups.sql calls it: the worker with the turn, from the start again after the end.
+-- src/groups/sql/sweep_groups.sql calls it: the worker with the turn, from the start again after the end.
 -- A lost answer costs a second look.
 -- SECURITY DEFINER: a worker may delete neither followers nor edges.
 -- A follower is created in one transaction with its job, and a job that is in no table does not come back: two sweeps

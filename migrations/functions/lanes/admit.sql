@@ -5,7 +5,7 @@
 --   of: the queue   names: the lanes to look at first, because a job of theirs has ended or is new; sorted
 --   ended: the jobs that ended; NULL: any job of these lanes may have   most: how many jobs to release
 --
--- A worker calls it (src/store/lane/admit.sql) when jobs of lanes have ended, the library when it has enqueued laned
+-- A worker calls it (src/lanes/sql/admit.sql) when jobs of lanes have ended, the library when it has enqueued laned
 -- jobs, and `tend_lanes` with `ended` NULL.
 -- SECURITY DEFINER: a producer may neither see nor change lanes, and may release what they allow. By it a producer
 -- learns the ids, kinds and traces of what it releases.

@@ -1,7 +1,7 @@
 -- Takes hold of jobs that stood in a queue before it had lanes: a published or running one gets a slot, one that
 -- waits for its time is held. Returns how many, at most `most` of each; 0: none is left.
 --
--- The library calls it after `put_lanes` until it returns 0 (src/store/lane/adopt_jobs.sql).
+-- The library calls it after `put_lanes` until it returns 0 (src/lanes/sql/adopt_jobs.sql).
 -- SECURITY DEFINER: the person on call changes neither slots nor jobs.
 -- Two calls at once, or one whose answer was lost, adopt each job once: a slot and a place that are there stay. A job
 -- that a worker claims meanwhile has a slot, or gets one with the next call.

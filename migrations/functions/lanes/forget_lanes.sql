@@ -1,7 +1,7 @@
 -- Lets go of the new jobs of a queue, once its lanes are removed. Raises an error if it has to wait for the table for
 -- long; new jobs are then held for a moment.
 --
--- The library calls it after `remove_lanes` (src/store/lane/forget_lanes.sql).
+-- The library calls it after `remove_lanes` (src/lanes/sql/forget_lanes.sql).
 -- SECURITY DEFINER: the person on call does not own the table.
 -- Lanes that come back meanwhile wait for the row of settings, and then have new jobs held anew.
 CREATE OR REPLACE FUNCTION tenure.forget_lanes(of text) RETURNS void

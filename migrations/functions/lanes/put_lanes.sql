@@ -3,7 +3,7 @@
 --
 --   patience: how long to wait for each lock, for example '300ms'
 --
--- The library calls it (src/store/lane/put_lanes.sql), and `adopt_jobs` after it.
+-- The library calls it (src/lanes/sql/put_lanes.sql), and `adopt_jobs` after it.
 -- SECURITY DEFINER: the person on call does not own the table.
 -- `hold_new_jobs` waits for every transaction that has inserted a job; others wait behind it for `patience` at most.
 -- Two calls at once: the lock lets one in at a time. If the answer is lost, a second call puts the same.

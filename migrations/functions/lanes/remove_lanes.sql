@@ -1,7 +1,7 @@
 -- Takes a queue's lanes away; returns whether it had any. Nothing limits its jobs any more, and those that are held are
 -- released as the relay gets to them.
 --
--- The library calls it (src/store/lane/remove_lanes.sql), and `forget_lanes` after it: that one waits for readers of
+-- The library calls it (src/lanes/sql/remove_lanes.sql), and `forget_lanes` after it: that one waits for readers of
 -- the table, too. Until then the trigger stays.
 -- SECURITY DEFINER: a program may not write the settings of lanes.
 -- No call of `admit` is under way: it waits for the lock. If the answer is lost, a second call returns false.

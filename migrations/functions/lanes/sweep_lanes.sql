@@ -1,7 +1,7 @@
 -- Removes the rows of lanes that have no job and no settings of their own, at most `most`, and the settings of
 -- removed lanes once nothing of them is left. Returns how many lanes it removed.
 --
--- The worker that tidies up calls it (src/store/lane/sweep_lanes.sql).
+-- The worker that tidies up calls it (src/lanes/sql/sweep_lanes.sql).
 -- SECURITY DEFINER: a worker may not delete a limit, nor the settings of a queue.
 -- A bucket of tokens goes once it would be full again: a new one begins full. A call of `admit` that waits for such a
 -- row passes the lane over; the wake of the job that it brings is still there.

@@ -5,7 +5,7 @@
 --   most: how many jobs to release of each queue   judge: whether to look for slots of jobs that ended unseen, in a
 --   part of the table: see `lost_slots`
 --
--- The relay calls it at each of its looks (src/store/lane/tend_lanes.sql), and publishes the jobs.
+-- The relay calls it at each of its looks (src/lanes/sql/tend_lanes.sql), and publishes the jobs.
 -- SECURITY DEFINER: a worker may not change lanes.
 -- Two calls at once pass over the lanes that the other has, and a call takes some lanes, so that no other call waits
 -- for it for long. If the answer is lost, the relay finds that the messages are missing. A queue's trouble is its own:

@@ -1,6 +1,6 @@
 -- Goes on with the redrives that are open, at most `most` jobs of each, and returns those that have changed.
 --
--- The worker with the turn of redrives calls it (src/store/redrive/tend_redrives.sql).
+-- The worker with the turn of redrives calls it (src/redrives/sql/tend_redrives.sql).
 -- SECURITY DEFINER: a worker may not delete dead letters; it goes on with what an operator has begun.
 -- Two calls at once: each passes over the redrives that the other has. What one redrive has to wait for holds up no
 -- other: it goes on with the next call. If the answer is lost, the redrive's row says all of it but the log line.

@@ -2,7 +2,7 @@
 -- left, or NULL for a wait without an end; 'came', with its payload; 'late', if the wait has ended, now or before;
 -- 'taken', if a step or an effect of the job has the name; 'lost', if the attempt has lost its job.
 --
--- src/store/group/await_event.sql calls it. It runs with the caller's rights: a worker may write effects.
+-- src/groups/sql/await_event.sql calls it. It runs with the caller's rights: a worker may write effects.
 -- An event that comes before its wait stands under a name that no step can have, until a wait finds it: or one who
 -- knows the job's id alone could end the job, by an event with the name of a step that has not run.
 -- It sees what is committed when it begins. `signal` locks the same row: an event that comes later finds the wait, and

@@ -3,7 +3,7 @@
 -- a step or an effect of the job has the name; 'finished', or 'not_found'. A wrong name or payload raises TN003 with a
 -- hint.
 --
--- Programs call it (docs/sql.md), and src/store/group/signal.sql and signal_by.sql.
+-- Programs call it (docs/sql.md), and src/groups/sql/signal.sql and signal_by.sql.
 -- SECURITY DEFINER: who approves a job need not be able to change it.
 -- Of two at once the second waits for the row of the job, and finds the first one's event. `await_event` and the settle
 -- of a suspended attempt lock that row, too: either they see the event, or it finds the job waiting and wakes it.

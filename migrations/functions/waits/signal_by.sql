@@ -2,7 +2,7 @@
 --
 --   via, actor: by what, and the name, as the program says
 --
--- src/store/group/signal_by.sql calls it. A program's own signals are no acts: they are the course of its jobs.
+-- src/groups/sql/signal_by.sql calls it. A program's own signals are no acts: they are the course of its jobs.
 -- SECURITY DEFINER: a producer may note no act but its own signals. The role and the address are the connection's.
 -- A second call signals nothing, and notes nothing.
 CREATE OR REPLACE FUNCTION tenure.signal_by(job uuid, name text, payload jsonb, via text, actor text) RETURNS text

@@ -1,5 +1,6 @@
-//! Context: the calls of a running job. Progress, checkpoints, (`effects`) writes that a stale worker cannot make, and
-//! (`steps`) work that is recorded, (`waits`) what a job waits for.
+//! Context: the calls of a running job. Progress, checkpoints, and (`effects`) writes that a stale worker cannot make.
+//!
+//! Not here: work that is recorded (`steps::run`), what a job waits for (`groups::run`).
 
 mod effects;
 

@@ -20,6 +20,8 @@ pub(super) async fn run(args: &DevArgs) -> anyhow::Result<ExitCode> {
         let urls = fs::read_to_string(folder.join("environment")).unwrap_or_default();
         bail!("another `tenure dev` is running in {}:\n{urls}", folder.display());
     }
+    let first = if folder.join("postgres").exists() { "" } else { "; the first start creates a database" };
+    eprintln!("tenure dev: starting Postgres and NATS in {}{first}", folder.display());
     // Starting the servers blocks this thread; nothing else runs yet.
     let mut servers = Servers::start(&folder)?;
     let config = Config::new(servers.postgres.url(), servers.nats.url());

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::{
     View,
-    overview::Figures,
+    overview::{Figures, GROUPED},
     page::{self, number},
     quarantine,
 };
@@ -20,7 +20,7 @@ const QUEUES_SHOWN: usize = 10;
 const KINDS_SHOWN: usize = 5;
 /// The most groups of dead letters that have a notice.
 const GROUPS_SHOWN: usize = 3;
-/// A job that has been due for longer has no message because NATS does not take it.
+/// A job that had been due for longer has no message because NATS does not take it.
 const RELAY_LATE_S: f64 = 15.0;
 
 pub(super) fn all(view: &View, of: &Figures) -> Markup {
@@ -109,7 +109,7 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                 (put_off_kinds(view, fleet))
                 (unserved_schedules(view, fleet, &of.schedules))
             }
-            @if fleet.workers > 0 && fleet.relay_lag_s > RELAY_LATE_S && view.tenure.nats().is_connected() {
+            @if is_unpublished(view, fleet) && no_room.is_none() {
                 p.notice.bad { span {
                     b { "Due jobs wait for their messages." }
                     " The first of them has been due for " (whole(fleet.relay_lag_s)) ", and NATS has not taken its \
@@ -200,10 +200,19 @@ fn unserved_queues(view: &View, active: &[&QueueStats]) -> Markup {
     some(true, &unserved, QUEUES_SHOWN, one, others)
 }
 
+/// Whether NATS takes no messages of due jobs. A scan may count one between two looks of the relay: what counts is for how
+/// long it had been due then.
+fn is_unpublished(view: &View, fleet: &Fleet) -> bool {
+    let was_late_s = fleet.relay_lag_s - fleet.age_s.unwrap_or_default();
+    was_late_s > RELAY_LATE_S && fleet.workers > 0 && !fleet.is_read_only && view.tenure.nats().is_connected()
+}
+
 fn died(view: &View, groups: &[DeadGroup]) -> Markup {
+    let is_cut = groups.iter().map(|group| group.of.jobs).sum::<u64>() >= GROUPED.unsigned_abs();
     let one = |DeadGroup { of, line, fingerprint }: &DeadGroup| {
         html! {
             b {
+                @if is_cut { "At least " }
                 (number(of.jobs.cast_signed()))
                 @if of.jobs == 1 { " job of " } @else { " jobs of " }
                 (of.kind) " in " (page::queue_link(view, &of.queue)) " died within the last hour."

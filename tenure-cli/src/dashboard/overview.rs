@@ -27,7 +27,7 @@ const LATEST: i64 = 8;
 const SCHEDULES: i64 = 100;
 /// The most groups of dead letters to name, and the latest dead letters to group.
 const GROUPS: i64 = 20;
-const GROUPED: i64 = 1_000;
+pub(super) const GROUPED: i64 = 1_000;
 
 /// What all viewers of one range share. Five statements, however many look; one more while there
 /// are dead letters.

@@ -191,7 +191,7 @@ pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobEr
     let last_words = said(captured.last_words);
     match (status.code(), status.signal()) {
         (Some(EXIT_PERMANENT), _) => Err(JobError::permanent(format!("exit {EXIT_PERMANENT}{last_words}"))),
-        (Some(code), _) => Err(JobError::msg(format!("exit {code}{last_words}"))),
+        (Some(code), _) => Err(JobError::msg(format!("{}{last_words}", exit(code)))),
         (None, signal) => {
             Err(JobError::msg(format!("the guard was killed by signal {signal:?}{last_words}")))
         }
@@ -266,5 +266,26 @@ async fn read_stderr(stderr: impl AsyncRead + Unpin, ctx: JobContext, captured: 
         tracing::info!("{text}");
         ctx.log(&text);
         keep(&mut lock(&captured).last_words, text.into_owned());
+    }
+}
+
+/// An exit code in words. A shell, and tenure's guard, give the number of a signal above 128.
+fn exit(code: i32) -> String {
+    match code {
+        137 => "exit 137 (killed by signal 9, perhaps because it took too much memory)".into(),
+        129..=192 => format!("exit {code} (ended by signal {})", code - 128),
+        _ => format!("exit {code}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_code_names_its_signal() {
+        assert_eq!(exit(1), "exit 1");
+        assert_eq!(exit(143), "exit 143 (ended by signal 15)");
+        assert!(exit(137).contains("killed by signal 9"));
     }
 }

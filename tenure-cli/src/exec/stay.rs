@@ -135,7 +135,8 @@ impl Processes {
                         Err(JobError::permanent(format!("exit {EXIT_PERMANENT}{last_words}")))
                     }
                     Some(code) => Err(JobError::msg(format!(
-                        "the process ended (exit {code}) before it settled the job{last_words}"
+                        "the process ended ({}) before it settled the job{last_words}",
+                        super::exit(code)
                     ))),
                     None => Err(JobError::msg(format!("the guard was killed{last_words}"))),
                 }

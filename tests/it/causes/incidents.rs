@@ -142,7 +142,11 @@ impl<'a> Scene<'a> {
                     "metric" => {
                         let [worker, serve] =
                             [self.listens, self.pages].map(|address| self.ask(address, "/metrics"));
-                        (metric, worker.await + "\n" + &serve.await)
+                        let all = worker.await + "\n" + &serve.await;
+                        (
+                            metric,
+                            all.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n"),
+                        )
                     }
                     "ready" => (ready, self.ask(self.listens, "/readyz").await),
                     "overview" if overview.is_empty() => continue,

@@ -351,7 +351,7 @@ pub(super) const INCIDENTS: &[Incident] = &[
     Incident {
         name: "jobs fail for good",
         doctor: "dead_letters warning: 3 jobs died within the last hour; 3 k of q (exhausted): exit 1: no such customer",
-        overview: "3 jobs of k in q died within the last hour. … o such customer",
+        overview: "3 jobs of k in q died within the last hour. … such customer",
         command: ("dead groups", "no such customer", 0),
         log: "",
         metric: "tenure_dead_letters_total{category=\"exhausted\"} 3",
