@@ -1,7 +1,7 @@
 //! Config: where the servers are, and when a worker is believed dead. No I/O except reading the settings.
 //!
-//! Not here: several cells (`cells::config`), the list of the settings (`settings`), where they are read from (`sources`),
-//! the timers (`timing`).
+//! Not here: several cells (`cells::config`), the list of the settings (`settings`), where they are read from
+//! (`sources`), the timers (`timing`).
 
 mod settings;
 mod sources;

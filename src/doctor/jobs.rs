@@ -107,8 +107,8 @@ pub(crate) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec
     checks
 }
 
-/// Counts overdue jobs, and looks again if there are some: a job that its worker has just handed to the relay is published
-/// by then.
+/// Counts overdue jobs, and looks again if there are some: a job that its worker has just handed to the relay is
+/// published by then.
 async fn overdue(store: &Store, timing: &Timing) -> Result<JobsSeen, StoreError> {
     let first = store.doctor_jobs(overdue_after(timing)).await?;
     if first.overdue == 0 {

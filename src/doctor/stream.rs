@@ -164,8 +164,8 @@ fn definition(check: &'static str, drift: &[String], as_defined: String) -> Chec
     )
 }
 
-/// A stream discards new messages at its limits: rows wait for the relay then, and producers are refused. `account`: why
-/// the account's limits are not known.
+/// A stream discards new messages at its limits: rows wait for the relay then, and producers are refused. `account`:
+/// why the account's limits are not known.
 fn storage(limits: &[Limit], account: Option<&Unseen>) -> Check {
     const CHECK: &str = "storage";
     // NATS refuses a message that does not fit: the last bytes stay free.

@@ -32,13 +32,19 @@ impl Clock {
         *self.compared() = Some((Instant::now(), theirs - asked_at));
     }
 
-    /// Compares the clocks, unless that was done a moment ago.
+    /// Compares the clocks, unless that was done a moment ago. While Postgres is away, the last comparison goes on: a
+    /// form that was not saved is shown again with its entries.
     pub(super) async fn compare(&self, store: &Store) -> Result<(), StoreError> {
-        if self.compared().is_some_and(|(at, _)| at.elapsed() < EVERY) {
+        let before = *self.compared();
+        if before.is_some_and(|(at, _)| at.elapsed() < EVERY) {
             return Ok(());
         }
         let asked_at = Utc::now();
-        self.note(store.database_time().await?, asked_at);
+        match (store.database_time().await, before) {
+            (Ok(theirs), _) => self.note(theirs, asked_at),
+            (Err(_), Some((_, ahead))) => *self.compared() = Some((Instant::now(), ahead)),
+            (Err(error), None) => return Err(error),
+        }
         Ok(())
     }
 
@@ -56,6 +62,8 @@ pub(super) fn now() -> DateTime<Utc> {
 
 #[cfg(test)]
 mod tests {
+    use tenure::{Config, Tenure, internals::Parts as _};
+
     use super::*;
 
     /// A host whose clock is two hours late shows the same ages.
@@ -67,5 +75,18 @@ mod tests {
         let age = clock.during(async { super::super::page::time(theirs - TimeDelta::seconds(200)) }).await;
         assert!(age.0.contains(">3\u{a0}min ago<"), "{}", age.0);
         assert!((now() - Utc::now()).num_seconds() == 0, "beside a page it is this host's");
+    }
+
+    #[tokio::test]
+    async fn while_postgres_is_away_the_last_comparison_goes_on() {
+        let mut config = Config::new("postgres://nobody@127.0.0.1:1/none", "nats://127.0.0.1:1");
+        config.timing.database_within = Duration::from_millis(200);
+        let Ok(tenure) = Tenure::connect(&config).await else { panic!("the settings are refused") };
+        let clock = Clock::default();
+        assert!(clock.compare(tenure.store()).await.is_err(), "nothing is known yet");
+        let ahead = TimeDelta::hours(2);
+        *clock.compared() = Instant::now().checked_sub(2 * EVERY).map(|at| (at, ahead));
+        assert!(clock.compare(tenure.store()).await.is_ok());
+        assert!(clock.compared().is_some_and(|(at, is)| at.elapsed() < EVERY && is == ahead));
     }
 }

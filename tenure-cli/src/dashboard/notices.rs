@@ -200,8 +200,8 @@ fn unserved_queues(view: &View, active: &[&QueueStats]) -> Markup {
     some(true, &unserved, QUEUES_SHOWN, one, others)
 }
 
-/// Whether NATS takes no messages of due jobs. A scan may count one between two looks of the relay: what counts is for how
-/// long it had been due then.
+/// Whether NATS takes no messages of due jobs. A scan may count one between two looks of the relay: what counts is for
+/// how long it had been due then.
 fn is_unpublished(view: &View, fleet: &Fleet) -> bool {
     let was_late_s = fleet.relay_lag_s - fleet.age_s.unwrap_or_default();
     was_late_s > RELAY_LATE_S && fleet.workers > 0 && !fleet.is_read_only && view.tenure.nats().is_connected()
