@@ -1,6 +1,6 @@
 //! Jobs: a list with filters.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use maud::{Markup, html};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::lanes;
 use tenure::{
-    JobId, Status,
+    JobId, Status, StoreError,
     internals::{Fleet, JobAction, ListedJob, Parts as _, WaitingJobs},
     rows::{JobFilter, JobRow},
 };
@@ -55,6 +55,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     let (jobs, fleet, waiting) = tokio::try_join!(listed, store.fleet(), counted)?;
     let has_more = jobs.len() > usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX);
     let jobs = &jobs[..jobs.len().min(usize::try_from(ON_A_PAGE).unwrap_or(usize::MAX))];
+    let waits = waits(view, jobs).await?;
     let submitted: i64 = fleet.queues.iter().filter_map(|of| of.submitted).sum();
     let address = |name: &str, value: Option<&str>| address(view, ask, name, value);
     let tabs = tabs(view, ask, status.as_deref(), &fleet, waiting);
@@ -77,9 +78,24 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
         }
         (live.put("tabs", page::tabs("Status", &tabs)))
         (filters(view, ask))
-        (live.put("list", list(view, ask, jobs, has_more, submitted)))
+        (live.put("list", list(view, ask, (jobs, &waits), has_more, submitted)))
     };
     Ok(live.page("Jobs", "jobs", body))
+}
+
+/// For what held jobs wait besides their lanes, as for an event: some text a job.
+type Waits = HashMap<JobId, String>;
+
+async fn waits(view: &View, jobs: &[ListedJob]) -> Result<Waits, StoreError> {
+    let held: Vec<_> = jobs.iter().filter(|of| of.job.is_held).map(|of| of.job.id).collect();
+    let mut waits = Waits::new();
+    if !held.is_empty() {
+        for (job, for_what) in view.tenure.waits_for(&held).await? {
+            let text = waits.entry(job).or_default();
+            *text = if text.is_empty() { for_what.to_string() } else { format!("{text}; {for_what}") };
+        }
+    }
+    Ok(waits)
 }
 
 /// The job of a search by ID.
@@ -182,7 +198,13 @@ fn tabs(
     tabs
 }
 
-fn list(view: &View, ask: &Ask, jobs: &[ListedJob], has_more: bool, submitted: i64) -> Markup {
+fn list(
+    view: &View,
+    ask: &Ask,
+    (jobs, waits): (&[ListedJob], &Waits),
+    has_more: bool,
+    submitted: i64,
+) -> Markup {
     let address = |value: Option<&str>| address(view, ask, "before", value);
     let older = jobs.last().filter(|_| has_more).map(|last| address(Some(&last.job.id.to_string())));
     let newest = ask.query.has("before").then(|| address(None));
@@ -205,7 +227,7 @@ fn list(view: &View, ask: &Ask, jobs: &[ListedJob], has_more: bool, submitted: i
                 th.num scope="col" { "Ran, s" }
                 th.num scope="col" { "Created, UTC" }
             } }
-            tbody { @for job in jobs { (row(view, job)) } }
+            tbody { @for job in jobs { (row(view, job, waits.get(&job.job.id).map(String::as_str))) } }
         } }
         (page::pager(&said, newest, older))
     };
@@ -381,7 +403,7 @@ fn acts(job: &JobRow, word: &str, is_refused: bool) -> &'static str {
     }
 }
 
-fn row(view: &View, ListedJob { job, is_refused }: &ListedJob) -> Markup {
+fn row(view: &View, ListedJob { job, is_refused }: &ListedJob, waits: Option<&str>) -> Markup {
     let word = word(job);
     let acts = acts(job, word, *is_refused);
     let ran = match (job.started_at, job.finished_at) {
@@ -403,7 +425,7 @@ fn row(view: &View, ListedJob { job, is_refused }: &ListedJob) -> Markup {
             th.tight scope="row" { (job_link(view, job.id, &job.kind)) }
             td data-label="Queue" { (page::queue_cell(view, &job.queue)) }
             td data-label="Status" { (page::status(word, word)) }
-            (progress_or_error(job, word))
+            (progress_or_error(job, word, waits))
             td.num.tight data-label="Attempt" { (job.attempt) span.soft { "/" (job.max_attempts) } }
             td.tight.hide-narrow.none[job.worker_id.is_none()] data-label="Worker" {
                 @if let Some(worker) = &job.worker_id { (owner(view, worker)) }
@@ -414,13 +436,13 @@ fn row(view: &View, ListedJob { job, is_refused }: &ListedJob) -> Markup {
     }
 }
 
-/// The cell with a job's progress, due time or error.
-fn progress_or_error(job: &JobRow, word: &str) -> Markup {
+/// The cell with a job's progress, due time or error; of a held one, for what it `waits`, if not for its lane.
+fn progress_or_error(job: &JobRow, word: &str, waits: Option<&str>) -> Markup {
     let error = job.last_error.as_deref().map(page::error);
     let said = match word {
         "processing" => Some(progress(job)),
         "held" => Some(html! {
-            span.soft { (in_lane(job)) }
+            span.soft { @if let Some(waits) = waits { (waits) } @else { (in_lane(job)) } }
             @if job.attempt > 0 && let Some(error) = error { span.sub { (error) } }
         }),
         "scheduled" => Some(html! { span.soft { "due " (stamped(job.scheduled_at)) } }),
@@ -441,7 +463,8 @@ fn progress_or_error(job: &JobRow, word: &str) -> Markup {
 fn in_lane(job: &JobRow) -> Markup {
     let lane = job.lane.as_deref().map(lanes::key).unwrap_or_default();
     html! {
-        "lane " bdi.clip { (lane) } ", due "
+        @if job.lane.is_some() { "lane " bdi.clip { (lane) } ", " }
+        "due "
         @if job.scheduled_at > now() { (stamped(job.scheduled_at)) } @else { "for " (page::since(job.scheduled_at)) }
     }
 }

@@ -29,6 +29,13 @@ async fn the_drawing_of_a_group_moves_fits_a_phone_and_is_used_by_keyboard() {
     // Four jobs alike are one box.
     assert_eq!(page.body.matches("<rect").count(), 8, "{}", page.body);
     assert!(page.body.contains("score × 4"), "{}", page.body);
+    // The list of jobs says the same of each: none of them waits for a lane.
+    let list = dashboard.get("/jobs?status=held").await.body;
+    assert_eq!(list.matches("waits for the jobs before it: 0 of 1 have ended").count(), 5, "{list}");
+    assert!(
+        list.contains("waits for the jobs before it: 0 of 4 have ended") && !list.contains("lane <"),
+        "{list}"
+    );
     let alone = bench.tenure.enqueue(JobRequest::new("other", "k", json!(1))).await.unwrap().id;
     assert_eq!(dashboard.get(&format!("/jobs/{alone}/graph")).await.status, 404);
     assert!(!dashboard.get(&format!("/jobs/{alone}")).await.body.contains("/graph"));
