@@ -267,7 +267,7 @@ fn feed(view: &View, latest: &[Event]) -> Markup {
                                     @if of.owner_before.is_some() { "; " (page::handover(view, of)) }
                                 }
                             }
-                            (stamped(of.at))
+                            div.when { (stamped(of.at)) }
                         }
                     }
                 }
