@@ -218,7 +218,7 @@ fn died(view: &View, groups: &[DeadGroup]) -> Markup {
                 (of.kind) " in " (page::queue_link(view, &of.queue)) " died within the last hour."
             }
             " " @if !line.is_empty() { (page::sentence(line)) " " }
-            a href={ (view.base) "/dead?group=" (fingerprint) } { "Look at them, mend what fails, and redrive them" }
+            a href={ (view.base) "/dead?group=" (fingerprint) } { "Show them" }
         }
     };
     let others = |n| {
