@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use tokio::time::sleep;
+use uuid::Uuid;
 
 use super::{
     Asked, Check, CheckState, NO_WRITES, jobs_of, skip, skip_by, some_of, span_of,
@@ -105,6 +106,12 @@ pub(crate) async fn look(store: &Store, timing: &Timing, can_write: bool) -> Vec
         Err(error) => checks.extend(skip_by(&["schedules"], &error)),
     }
     checks
+}
+
+/// Returns the first job that is overdue for the relay. If a worker has just handed it over, it is another a moment
+/// later.
+pub async fn first_overdue(store: &Store, timing: &Timing) -> Result<Option<Uuid>, StoreError> {
+    Ok(store.doctor_jobs(overdue_after(timing)).await?.oldest)
 }
 
 /// Counts overdue jobs, and looks again if there are some: a job that its worker has just handed to the relay is

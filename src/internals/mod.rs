@@ -9,7 +9,10 @@ use crate::{Config, JobId, StoreError, Tenure, groups::GroupView};
 pub use crate::{
     client::queues::UnknownQueue,
     config::{InForce, Serve, Settings},
-    doctor::{jobs::SCANS_MISSED, store::UnservedSchedule},
+    doctor::{
+        jobs::{SCANS_MISSED, first_overdue},
+        store::UnservedSchedule,
+    },
     job::{
         MAX_ATTEMPTS_DEFAULT,
         attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},

@@ -200,6 +200,7 @@ struct Figures {
     clock: Arc<Clock>,
     selections: Selections,
     overview: Shared<&'static str, overview::Figures>,
+    overdue: overview::Overdue,
     kinds: Shared<&'static str, kinds::Figures>,
     queue: Shared<(String, &'static str), queue::Figures>,
     lanes: Shared<String, lanes::Figures>,

@@ -109,7 +109,7 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                 (put_off_kinds(view, fleet))
                 (unserved_schedules(view, fleet, &of.schedules))
             }
-            @if is_unpublished(view, fleet) && no_room.is_none() {
+            @if of.is_unpublished && no_room.is_none() {
                 p.notice.bad { span {
                     b { "Due jobs wait for their messages." }
                     " The first of them has been due for " (whole(fleet.relay_lag_s)) ", and NATS has not taken its \
@@ -200,9 +200,9 @@ fn unserved_queues(view: &View, active: &[&QueueStats]) -> Markup {
     some(true, &unserved, QUEUES_SHOWN, one, others)
 }
 
-/// Whether NATS takes no messages of due jobs. A scan may count one between two looks of the relay: what counts is for
-/// how long it had been due then.
-fn is_unpublished(view: &View, fleet: &Fleet) -> bool {
+/// Whether NATS may take no messages of due jobs. A scan may count one between two looks of the relay: what counts is
+/// for how long it had been due then.
+pub(super) fn may_be_unpublished(view: &View, fleet: &Fleet) -> bool {
     let was_late_s = fleet.relay_lag_s - fleet.age_s.unwrap_or_default();
     was_late_s > RELAY_LATE_S && fleet.workers > 0 && !fleet.is_read_only && view.tenure.nats().is_connected()
 }

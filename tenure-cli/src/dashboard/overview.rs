@@ -1,7 +1,13 @@
 //! Overview: the state of the fleet on one page.
 
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
 use chrono::Utc;
 use maud::{Markup, html};
+use uuid::Uuid;
 
 use super::{
     Ask, Failure, View,
@@ -16,7 +22,7 @@ use tenure::{
     StoreError,
     internals::{
         DeadGroup, Event, EventCount, EventFilter, Fleet, Parts as _, QueueStats, Unit, UnservedSchedule,
-        duration::whole,
+        duration::whole, first_overdue,
     },
 };
 
@@ -25,9 +31,31 @@ const DAY_S: i64 = 24 * 3_600;
 const LATEST: i64 = 8;
 /// The most schedules without a worker to read.
 const SCHEDULES: i64 = 100;
+/// A job that its worker hands to the relay has no message for a moment.
+const STAYS_FOR: Duration = Duration::from_secs(3);
 /// The most groups of dead letters to name, and the latest dead letters to group.
 const GROUPS: i64 = 20;
 pub(super) const GROUPED: i64 = 1_000;
+
+/// The first overdue job, and since when it has been that: while one job is, NATS takes no messages.
+#[derive(Debug, Default)]
+pub(super) struct Overdue(Mutex<Option<(Uuid, Instant)>>);
+
+impl Overdue {
+    /// Whether this job has been the first for seconds.
+    fn stays(&self, first: Option<Uuid>) -> bool {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match (first, *seen) {
+            // The relay tries it just now, or there is none.
+            (None, _) => false,
+            (Some(job), Some((same, since))) if same == job => since.elapsed() > STAYS_FOR,
+            (Some(job), _) => {
+                *seen = Some((job, Instant::now()));
+                false
+            }
+        }
+    }
+}
 
 /// What all viewers of one range share. Five statements, however many look; one more while there
 /// are dead letters.
@@ -39,6 +67,8 @@ pub(super) struct Figures {
     latest: Vec<Event>,
     pub(super) schedules: Vec<UnservedSchedule>,
     pub(super) watched: Watched,
+    /// Whether a due job has had no message for seconds.
+    pub(super) is_unpublished: bool,
     /// The largest groups of jobs that died within the last hour.
     pub(super) died: Vec<DeadGroup>,
 }
@@ -52,13 +82,20 @@ async fn read(view: &View, range: &Range) -> Result<Figures, StoreError> {
         store.recovery_events(&all, LATEST),
         store.unserved_schedules(SCHEDULES),
     )?;
+    let is_unpublished = if notices::may_be_unpublished(view, &fleet) {
+        // A role that may not read them sees the rest.
+        let first = first_overdue(store, &view.tenure.config().timing).await;
+        view.figures.overdue.stays(first.ok().flatten())
+    } else {
+        false
+    };
     let died = if fleet.dead > 0 { store.dead_lately(GROUPS, GROUPED).await? } else { Vec::new() };
     // A role that may not read them yet sees the rest.
     let watched = if fleet.has_quarantines { view.tenure.quarantines().await } else { Ok(Vec::new()) };
     if let Some(now) = fleet.now {
         view.figures.clock.note(now, asked_at);
     }
-    Ok(Figures { fleet, units, events, latest, schedules, watched, died })
+    Ok(Figures { fleet, units, events, latest, schedules, watched, is_unpublished, died })
 }
 
 pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
