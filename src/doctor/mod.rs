@@ -138,7 +138,7 @@ pub(crate) struct Asked {
     is_served: bool,
 }
 
-/// Why a check is skipped whose rows nobody can write: what they say would have other causes.
+/// Why doctor skips a check of rows that workers write: on such a server the rows are old, whatever the workers do.
 const NO_WRITES: &str = "not known while this server takes no writes";
 
 impl Tenure {

@@ -172,8 +172,9 @@ fn storage(limits: &[Limit], account: Option<&Unseen>) -> Check {
     let is_full = |of: &&Limit| of.used.saturating_add(of.message) > of.most;
     let is_near = |of: &&Limit| of.used.saturating_mul(10) >= of.most.saturating_mul(8);
     let words = |of: &Limit| format!("{} of {} {}", of.used, of.most, of.of);
-    let to_do = "start workers, so that messages go; remove what nobody reads; or raise the limit (`nats stream edit \
-                 --max-bytes`, `--max-msgs`, or the account's max_storage). Workers then publish what waits";
+    let to_do = "start workers, so that messages go; remove the messages that no worker will read; or raise the limit \
+                 (`nats stream edit --max-bytes`, `--max-msgs`, or the account's max_storage). Workers then publish \
+                 what waits";
     let full: Vec<_> = limits.iter().filter(is_full).map(words).collect();
     if !full.is_empty() {
         let found = format!("full: {}: NATS refuses messages", full.join(", "));

@@ -196,7 +196,7 @@ impl Nats {
             limit("messages of the stream", info.state.messages, info.config.max_messages, 1),
             limit("bytes of the stream", info.state.bytes, info.config.max_bytes, MESSAGE_BYTES),
         ];
-        // NATS tells nobody the limits of the server itself.
+        // NATS does not tell a client the server's own limits.
         let account = match self.ask("INFO".into(), json!({})).await {
             Ok(account) => {
                 let number = |at: &str| account.pointer(at).and_then(Value::as_i64).unwrap_or_default();

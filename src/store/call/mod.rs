@@ -114,7 +114,7 @@ impl Store {
             .application_name("tenure")
             // PgBouncer refuses a connection that sets it; from Postgres 12 on it has no effect here.
             .extra_float_digits(None)
-            // The text of a statement helps nobody who reads the log; an error names its statement.
+            // sqlx would print the text of each slow statement into the log of an operator.
             .disable_statement_logging();
         let within = config.timing.database_within;
         let pool = |connections| {

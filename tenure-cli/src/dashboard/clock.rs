@@ -79,7 +79,7 @@ mod tests {
 
     #[tokio::test]
     async fn while_postgres_is_away_the_last_comparison_goes_on() {
-        let mut config = Config::new("postgres://nobody@127.0.0.1:1/none", "nats://127.0.0.1:1");
+        let mut config = Config::new("postgres://tenure@127.0.0.1:1/tenure", "nats://127.0.0.1:1");
         config.timing.database_within = Duration::from_millis(200);
         let Ok(tenure) = Tenure::connect(&config).await else { panic!("the settings are refused") };
         let clock = Clock::default();

@@ -20,7 +20,7 @@ use tenure::{
 
 /// The most finished jobs to read.
 const READ: i64 = 20_000;
-/// A sample reads each unit of a range in so many parts, so that a burst of one kind does not hide those after it.
+/// The parts of a unit of a range. A sample reads some jobs of each part: a burst of one kind hides no kind after it.
 const PARTS: i64 = 10;
 /// The most kinds to read, and to show.
 const KINDS: i64 = 2_000;

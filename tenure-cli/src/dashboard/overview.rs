@@ -46,7 +46,7 @@ impl Overdue {
     fn stays(&self, first: Option<Uuid>) -> bool {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match (first, *seen) {
-            // The relay tries it just now, or there is none.
+            // No job is overdue, or the relay is just publishing it.
             (None, _) => false,
             (Some(job), Some((same, since))) if same == job => since.elapsed() > STAYS_FOR,
             (Some(job), _) => {

@@ -346,7 +346,7 @@ pub(super) const INCIDENTS: &[Incident] = &[
         log: "could not publish due jobs … maximum bytes exceeded",
         metric: "tenure_relay_lag_seconds",
         ready: "ok",
-        cure: "start workers, remove messages that nobody reads, or raise the stream's `max_bytes`",
+        cure: "start workers, remove the messages that no worker will read, or raise the stream's `max_bytes`",
     },
     Incident {
         name: "jobs fail for good",
