@@ -160,7 +160,7 @@ fn definition(check: &'static str, drift: &[String], as_defined: String) -> Chec
     Check::wrong(check, drift.join("; ")).advise(
         "run `tenure migrate --queue NAME` with the settings of the workers, as a user that may change the stream; \
          its retention, storage, mirror and seal, and a consumer's deliver_policy and replay_policy, cannot change: \
-         delete it, and a worker creates it anew; with a stream go its submissions",
+         delete the consumer, or the stream with the submissions in it, and a worker creates it anew",
     )
 }
 
