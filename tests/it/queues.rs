@@ -223,7 +223,7 @@ async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() 
         seen.extend(sessions);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // Each process has at most six connections in its pool, and four more for the hot statements.
+    // Each process has at most five connections in its pool, and five lines.
     assert!(seen.len() <= 6 * 10, "{} connections", seen.len());
     line.commit().await.unwrap();
     bench.until_count("tenure.job_history", 80).await;

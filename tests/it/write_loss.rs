@@ -98,6 +98,11 @@ async fn a_worker_that_cannot_write_cancels_its_handlers_before_others_take_thei
     let before = counted("tenure_cut_off_jobs_total{kind=chats}");
     link.cut();
     let cut_at = Instant::now();
+    // Of a slow machine's last write, the answer may have come long after it began.
+    let before_cut = bench.value::<f64>(
+        "SELECT extract(epoch FROM clock_timestamp() - min(last_activity_at))::float8 FROM tenure.jobs",
+    );
+    let before_cut = before_cut.await;
     let deadline = Instant::now() + Duration::from_secs(15);
     while seen.lock().unwrap().len() < 2 {
         assert!(Instant::now() < deadline, "{:?}", seen.lock().unwrap());
@@ -107,7 +112,10 @@ async fn a_worker_that_cannot_write_cancels_its_handlers_before_others_take_thei
     for (reason, at, error) in seen.lock().unwrap().iter() {
         assert_eq!(*reason, Some(CancelReason::Lost));
         let after = (*at - cut_at).as_secs_f64();
-        assert!((2.5..4.0).contains(&after), "{after}");
+        assert!(
+            after < 4.0 && after + before_cut >= 2.5,
+            "{after} after the cut, {before_cut} after a write"
+        );
         assert!(error.contains("succeeded for too long"), "{error}");
     }
     assert_eq!(counted("tenure_cut_off_jobs_total{kind=chats}") - before, 1);

@@ -1,4 +1,4 @@
-//! Line: a connection for each kind of statement that runs all the time.
+//! Line: a connection for each kind of statement that runs all the time, and one for the others.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,12 @@ pub(crate) enum Line {
     Claim,
     Progress,
     Complete,
+    /// All others. A pool hands its connections out in turn, and each of them would parse and keep every statement; so
+    /// it serves only when two of them are in flight.
+    Other,
 }
 
-pub(super) const LINES: usize = 4;
+pub(super) const LINES: usize = 5;
 
 /// A line's connection is replaced at this age: leftovers of a proxy or a failover go, and so do the plans, which
 /// were made for the tables as they were then.

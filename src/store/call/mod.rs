@@ -86,6 +86,8 @@ pub struct Inner {
     /// Whether that pool is the application's: tenure does not close it, and its errors say nothing about the server.
     handlers_given: bool,
     lines: [Arc<tokio::sync::Mutex<LineConnection>>; LINES],
+    /// Held by the one statement that may take long and holds a connection of the pool.
+    aside: tokio::sync::Mutex<()>,
     within: Duration,
     availability: watch::Sender<Availability>,
     read_only: ReadOnly,
@@ -135,6 +137,7 @@ impl Store {
             handlers_given: handlers.is_some(),
             handlers: handlers.unwrap_or_else(|| pool(config.handler_connections)),
             lines: Default::default(),
+            aside: tokio::sync::Mutex::default(),
             within,
             availability: watch::Sender::new(now),
             read_only: ReadOnly::default(),
@@ -218,23 +221,16 @@ impl Store {
     ///
     /// Cancel safe: a call that is dropped either reached Postgres or did not; its connection is closed.
     pub(crate) fn rows<'q>(&self, query: Query<'q, Postgres, PgArguments>) -> BoxFuture<'q, Rows> {
-        self.send(None, query)
+        self.rows_over(Line::Other, query)
     }
 
-    /// Does the same as [`Store::rows`], over the line of this kind if no other statement is in flight there.
+    /// Does the same as [`Store::rows`], over this line if no other statement is in flight there.
+    ///
+    /// Boxed, because the future is large and every future that awaits it would be, too; a job's task is moved more
+    /// than once.
     pub(crate) fn rows_over<'q>(
         &self,
         line: Line,
-        query: Query<'q, Postgres, PgArguments>,
-    ) -> BoxFuture<'q, Rows> {
-        self.send(Some(line), query)
-    }
-
-    /// Boxed, because the future is large and every future that awaits it would be, too; a job's task is moved more
-    /// than once.
-    fn send<'q>(
-        &self,
-        line: Option<Line>,
         mut query: Query<'q, Postgres, PgArguments>,
     ) -> BoxFuture<'q, Rows> {
         let store = self.clone();
@@ -252,7 +248,7 @@ impl Store {
 
     /// Sends the victim of a deadlock again, which has changed nothing. One deadline covers all steps: the wait for a
     /// connection, its opening, and each try of the statement.
-    async fn rows_at_home(&self, line: Option<Line>, sql: SqlStr, arguments: PgArguments) -> Rows {
+    async fn rows_at_home(&self, line: Line, sql: SqlStr, arguments: PgArguments) -> Rows {
         let until = self.until();
         let lifts = self.read_only.is_lifted_by(&sql);
         let has_room = self.no_room.is_lifted_by(&sql);
@@ -281,15 +277,8 @@ impl Store {
         }
     }
 
-    async fn try_rows(
-        &self,
-        line: Option<Line>,
-        query: Query<'_, Postgres, PgArguments>,
-        until: Instant,
-    ) -> Rows {
-        if let Some(line) = line
-            && let Ok(mut line) = self.lines[line as usize].clone().try_lock_owned()
-        {
+    async fn try_rows(&self, line: Line, query: Query<'_, Postgres, PgArguments>, until: Instant) -> Rows {
+        if let Ok(mut line) = self.lines[line as usize].clone().try_lock_owned() {
             let open = match line.take() {
                 Some(open) => Ok(open),
                 None => self.open_line(until).await,

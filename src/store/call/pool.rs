@@ -21,9 +21,9 @@ use tokio::time::timeout;
 use super::{Store, error::StoreError};
 use crate::job::duration::written;
 
-/// Connections for tenure's own statements. Handlers' transactions have another pool, so that handlers that hold all of
-/// its connections cannot stop a heartbeat.
-pub(super) const OWN_CONNECTIONS: u32 = 6;
+/// Connections for tenure's own statements, beside the lines. Handlers' transactions have another pool, so that handlers
+/// that hold all of its connections cannot stop a heartbeat.
+pub(super) const OWN_CONNECTIONS: u32 = 5;
 
 /// How long a server may take to say why it gave a pool no connection.
 const ONE_MORE_WITHIN: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    fn new(connection: PoolConnection<Postgres>, count: &HeldCount) -> Self {
+    pub(super) fn new(connection: PoolConnection<Postgres>, count: &HeldCount) -> Self {
         count.0.fetch_add(1, Ordering::AcqRel);
         Self { connection, finished: false, count: count.clone() }
     }
@@ -75,8 +75,9 @@ impl Store {
             Err(sqlx::Error::PoolTimedOut) => {
                 let text = format!(
                     "no connection came free within {}: statements that Postgres has not answered hold all \
-                     {OWN_CONNECTIONS}",
-                    written(self.within)
+                     {}",
+                    written(self.within),
+                    OWN_CONNECTIONS + 1
                 );
                 Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::ResourceBusy, text)))
             }

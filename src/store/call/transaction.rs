@@ -3,12 +3,17 @@
 use std::{io, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres, postgres::PgArguments, query::Query};
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, Postgres, Transaction,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 use tokio::time::timeout;
 
 use super::{
     Rows, Store,
     error::{StoreError, is_answer},
+    pool::Held,
 };
 use crate::{
     job::{JobError, duration::written},
@@ -229,25 +234,53 @@ impl Store {
         });
     }
 
-    /// Runs a statement that may take longer than others, over a connection that is opened for it. The server ends it
-    /// after `within`; such an end says nothing about the server.
-    pub(crate) async fn rows_aside(&self, within: Duration, query: Query<'_, Postgres, PgArguments>) -> Rows {
-        // Boxed, because these futures are large and every future that awaits them would be, too.
+    /// Runs a statement that may take longer than others. The server ends it after `within`; such an end says nothing
+    /// about the server. It keeps no call waiting: it takes an idle connection of the pool, one such statement at a
+    /// time, or one that is opened for it.
+    pub(crate) async fn rows_aside(
+        &self,
+        within: Duration,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> Rows {
+        let turn = self.aside.try_lock();
+        if turn.is_ok()
+            && let Some(mut held) = self.own.try_acquire().map(|idle| Held::new(idle, &self.own_held))
+            // A connection from before a restart of the server has begun nothing.
+            && let Ok(transaction) = self.deadline(held.connection.begin_with(self.begin())).await
+        {
+            // Boxed, because these futures are large and every future that awaits them would be, too.
+            let answer = Box::pin(self.aside_in(transaction, within, query)).await;
+            held.finished = is_answer(&answer);
+            return Ok(answer?);
+        }
         let mut connection = Box::pin(self.migration_connection()).await?;
-        let call = Box::pin(async {
-            let mut transaction = connection.begin_with(self.begin()).await?;
-            limit_statements(&mut transaction, within).await?;
-            let rows = query.fetch_all(&mut *transaction).await?;
-            fault::point("aside");
-            transaction.commit().await?;
-            Ok(rows)
-        });
-        let late = within + self.within;
-        let answer: Result<_, sqlx::Error> = timeout(late, call).await.unwrap_or_else(|_| {
-            let text = format!("no answer within {}", written(late));
-            Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
-        });
+        let transaction = self.deadline(connection.begin_with(self.begin())).await?;
+        let answer = Box::pin(self.aside_in(transaction, within, query)).await;
         drop(Box::pin(connection.close()).await);
         Ok(answer?)
+    }
+
+    async fn aside_in(
+        &self,
+        mut transaction: Transaction<'_, Postgres>,
+        within: Duration,
+        query: Query<'static, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
+        let late = within + self.within;
+        let call = async {
+            limit_statements(&mut transaction, within).await?;
+            match query.fetch_all(&mut *transaction).await {
+                Ok(rows) => {
+                    fault::point("aside");
+                    transaction.commit().await.map(|()| rows)
+                }
+                // The connection serves the next caller only without a transaction.
+                Err(error) => transaction.rollback().await.and(Err(error)),
+            }
+        };
+        timeout(late, call).await.unwrap_or_else(|_| {
+            let text = format!("no answer within {}", written(late));
+            Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, text)))
+        })
     }
 }

@@ -342,7 +342,7 @@ async fn a_killed_worker_and_a_frozen_one_are_named_at_each_place() {
         config.timing.ack_wait = Duration::from_secs(120);
     })
     .await;
-    let frozen = stage().await;
+    let frozen = bench_with(|config| config.timing.renew_every = Duration::from_millis(300)).await;
     let ends = async |bench: &Bench, name: &str, signal| {
         let id = job(bench).await;
         let work = ["work", "q", "--exec", "sleep 100", "--keepalive"];

@@ -297,12 +297,8 @@ async fn what_fits_into_no_message_is_left_out_or_refused_at_once() {
     assert_eq!((&refused["error"]["code"], &refused["error"]["retry"]), (&json!("refused"), &json!(false)));
     let message = refused["error"]["message"].as_str().unwrap();
     assert!(message.contains("1200000 bytes"), "{message}");
-    let entry = format!(
-        r#"{{"job":{},"token":1,"receipt":{},"outcome":"complete","output":{ones}}}"#,
-        member["job"], member["receipt"]
-    );
-    let settled = worker.raw("w.q.settle", &format!(r#"{{"v":1,"worker":"one","settles":[{entry}]}}"#)).await;
-    assert_eq!(settled["ok"]["results"], json!(["settled"]), "{settled}");
+    let end = json!({"outcome": "complete", "output": vec![1; 400_000]});
+    assert_eq!(worker.settle(&member, end).await, json!("settled"));
     let after = worker.one().await;
     assert_eq!(id(&after), group.id);
     let ends = worker.ok("outputs", json!({"receipt": after["receipt"]})).await;

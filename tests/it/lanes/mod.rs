@@ -173,14 +173,14 @@ async fn a_rate_starts_no_more_jobs_than_it_has_tokens() {
     bench.tenure.enqueue_many((0..45).map(|n| job("a", n, 0))).await.unwrap();
     drained(&bench, 45).await;
     let took = began.elapsed();
-    // 5 at once, and 40 at 20 a second.
-    assert!((1_900..3_000).contains(&took.as_millis()), "{took:?}");
-    let starts: Vec<_> = ledger.starts().into_iter().map(|(.., at)| at).collect();
-    let in_a_second = |from: &Instant| {
-        starts.iter().filter(|at| *at >= from && **at < *from + Duration::from_secs(1)).count()
-    };
-    let most = starts.iter().map(in_a_second).max().unwrap();
-    assert!(most <= 26, "{most} in a second");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    let mut starts: Vec<_> = ledger.starts().into_iter().map(|(.., at)| at).collect();
+    starts.sort();
+    // 5 at once, and 40 at 20 a second. A busy machine starts a job later than its token came, and never earlier.
+    for (n, at) in (0_u32..).zip(&starts) {
+        let tokens = 5.0 + 20.0 * at.duration_since(began).as_secs_f64();
+        assert!(f64::from(n) <= tokens, "{} jobs had begun with {tokens:.1} tokens", n + 1);
+    }
     worker.stop().await;
 }
 
