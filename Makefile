@@ -135,13 +135,9 @@ run-script:
 run-bench-all: run-bench-tenure
 	@$(MAKE) --no-print-directory run-bench-peers PEERS="--rounds 1 --jobs 10000"
 
-# BENCH_PROFILE=dev only shows that the bench runs, with the build of the demo and the tests. Cargo would rebuild that one with
-# fewer features, unless a target with dev-dependencies is built with it: hence the example.
-BENCH_PROFILE ?= release
 run-bench-tenure:
-	$(CARGO) build --profile $(BENCH_PROFILE) --quiet --locked --bin tenure \
-		$(if $(filter dev,$(BENCH_PROFILE)),--all-features --example code_evolution,-p tenure-cli)
-	$(BUILT)/$(if $(filter dev,$(BENCH_PROFILE)),debug,release)/tenure bench --quick --slots 2000 $(BENCH)
+	$(CARGO) build --release --quiet --locked --bin tenure -p tenure-cli
+	$(BUILT)/release/tenure bench --quick --slots 2000 $(BENCH)
 
 # Sweeps ROWS finished jobs while one worker drains.
 run-bench-retention:

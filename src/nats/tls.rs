@@ -3,7 +3,10 @@
 //! It names the cryptography provider. A program whose crates choose several providers for rustls has no default one,
 //! and a client that asks for the default panics at its first connection with TLS.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, LazyLock},
+};
 
 use rustls::{
     ClientConfig, RootCertStore,
@@ -13,6 +16,14 @@ use rustls::{
 
 use super::connect::NatsError;
 use crate::config::Config;
+
+/// The certificates that the system trusts, read at the first connection of this process: there are some 150.
+static SYSTEM_ROOTS: LazyLock<Arc<RootCertStore>> = LazyLock::new(|| {
+    let mut roots = RootCertStore::empty();
+    // Without a root, the client refuses a server with TLS by its certificate; other servers need no root.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    Arc::new(roots)
+});
 
 /// The error about a file that cannot be used. `name` is its setting.
 fn unfit(name: &'static str, path: &Path, reason: impl std::fmt::Display) -> NatsError {
@@ -35,15 +46,15 @@ fn certificates(name: &'static str, path: &Path) -> Result<Vec<CertificateDer<'s
 ///
 /// A file that a setting names cannot be read, or holds something else.
 pub(super) fn client(config: &Config) -> Result<ClientConfig, NatsError> {
-    let mut roots = RootCertStore::empty();
-    if let Some(path) = &config.nats_ca {
+    let roots = if let Some(path) = &config.nats_ca {
+        let mut roots = RootCertStore::empty();
         for certificate in certificates("TENURE_NATS_CA", path)? {
             roots.add(certificate).map_err(|error| unfit("TENURE_NATS_CA", path, error))?;
         }
+        Arc::new(roots)
     } else {
-        // Without a root, the client refuses a server with TLS by its certificate; other servers need no root.
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    }
+        SYSTEM_ROOTS.clone()
+    };
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| NatsError::Unavailable(format!("TLS cannot be used: {error}")))?

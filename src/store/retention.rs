@@ -56,7 +56,7 @@ impl Store {
     }
 
     /// Removes a day of the history. `None`: no day is old enough as a whole. The statement reads every row of the day,
-    /// which may take longer than other calls may; it has a connection of its own.
+    /// which may take longer than other calls may.
     pub(crate) async fn purge_day(
         &self,
         completed: Option<Duration>,

@@ -198,7 +198,7 @@ async fn claims_that_wait_in_vain_for_a_limited_queue_open_no_new_connections() 
         let tenure = tenure::Tenure::connect(&bench.config).await.unwrap();
         let worker = Worker::builder(&tenure)
             .handle_any(KindOptions::new(), |_: Value, _: JobContext| async {})
-            // A scan has connections of its own.
+            // A scan may open a connection of its own.
             .recovery(&[Recovery::Reconcile])
             .concurrency("q", 8);
         workers.push((Running::start(worker), tenure));

@@ -7,7 +7,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::{Rows, Store, error::is_answer};
 
-/// A kind of statement that runs all the time, and keeps a connection for itself.
+/// A kind of statement that runs all the time, or all other kinds, and keeps a connection for itself.
 ///
 /// A pool costs a task and some wake-ups a call, which is more than the statement itself when it is the only
 /// one in flight.
@@ -18,7 +18,7 @@ pub(crate) enum Line {
     Progress,
     Complete,
     /// All others. A pool hands its connections out in turn, and each of them would parse and keep every statement; so
-    /// it serves only when two of them are in flight.
+    /// it serves only while this one is busy.
     Other,
 }
 
@@ -28,6 +28,9 @@ pub(super) const LINES: usize = 5;
 /// were made for the tables as they were then.
 const LINE_LASTS: Duration = Duration::from_mins(1);
 
+/// A connection that has been idle for so long may be dead without a sign: proxies and firewalls forget it.
+pub(super) const LINE_KEPT: Duration = Duration::from_mins(5);
+
 /// A statement that took longer may have a plan for other sizes of the tables: the next one gets a new connection, and
 /// with it a new plan.
 const LINE_SLOW: Duration = Duration::from_millis(500);
@@ -36,7 +39,15 @@ const LINE_SLOW: Duration = Duration::from_millis(500);
 pub(super) type LineConnection = Option<(PgConnection, Instant)>;
 
 impl Store {
-    pub(super) async fn open_line(&self, until: Instant) -> Result<(PgConnection, Instant), sqlx::Error> {
+    /// Opens a line's connection. That of [`Line::Other`] leaves the pool half of the time, which may have one.
+    pub(super) async fn open_line(
+        &self,
+        line: Line,
+        until: Instant,
+    ) -> Result<(PgConnection, Instant), sqlx::Error> {
+        let now = Instant::now();
+        let half = now + until.saturating_duration_since(now) / 2;
+        let until = if line == Line::Other { half } else { until };
         let connection = self.deadline_at(until, self.own.connect_options().connect()).await?;
         Ok((connection, Instant::now()))
     }
@@ -44,7 +55,8 @@ impl Store {
     /// Sends a statement over a line. The line lacks its connection meanwhile, so that a dropped call leaves it empty.
     pub(super) async fn try_line(
         &self,
-        mut line: OwnedMutexGuard<LineConnection>,
+        line: Line,
+        mut place: OwnedMutexGuard<LineConnection>,
         (mut connection, since): (PgConnection, Instant),
         query: Query<'_, Postgres, PgArguments>,
         until: Instant,
@@ -52,13 +64,15 @@ impl Store {
         let sent_at = Instant::now();
         let answer = self.deadline_at(until, query.fetch_all(&mut connection)).await;
         if is_answer(&answer) {
-            *line = Some((connection, since));
-            if since.elapsed() > LINE_LASTS || sent_at.elapsed() > LINE_SLOW {
+            *place = Some((connection, since));
+            // Among the others are some that may be slow.
+            let was_slow = sent_at.elapsed() > LINE_SLOW && line != Line::Other;
+            if since.elapsed() > LINE_LASTS || was_slow {
                 // In a task, so that no caller waits for it. Meanwhile the pool serves.
                 let store = self.clone();
                 self.home.spawn(async move {
-                    if let Ok(open) = store.open_line(store.until()).await {
-                        *line = Some(open);
+                    if let Ok(open) = store.open_line(line, store.until()).await {
+                        *place = Some(open);
                     }
                 });
             }

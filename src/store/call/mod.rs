@@ -3,7 +3,7 @@
 //! | | |
 //! |---|---|
 //! | [`pool`] | connections for tenure and for handlers, and why a server gives none |
-//! | [`line`] | a connection for each statement that runs all the time |
+//! | [`line`] | a connection for each statement that runs all the time, and one for the others |
 //! | [`transaction`] | several statements at once, and statements with another time limit |
 //! | [`read_only`] | a server that answers, and refuses each write |
 //! | [`no_room`] | a server whose disk is full |
@@ -39,7 +39,7 @@ pub(crate) use self::line::Line;
 pub use self::{error::StoreError, transaction::Isolation};
 use self::{
     error::{class, is_answer},
-    line::{LINES, LineConnection},
+    line::{LINE_KEPT, LINES, LineConnection},
     no_room::NoRoom,
     pool::{Cause, HeldCount, OWN_CONNECTIONS},
     read_only::ReadOnly,
@@ -237,13 +237,17 @@ impl Store {
         Box::pin(async move {
             let arguments = query.take_arguments().map_err(sqlx::Error::Encode)?.unwrap_or_default();
             let sql = query.sql();
-            if Handle::current().id() == store.home.id() {
-                return store.rows_at_home(line, sql, arguments).await;
-            }
-            let home = store.home.clone();
-            let call = home.spawn(async move { store.rows_at_home(line, sql, arguments).await });
-            call.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
+            let home = store.clone();
+            home.at_home(async move { store.rows_at_home(line, sql, arguments).await }).await
         })
+    }
+
+    /// Runs a call on the runtime that tenure's connections belong to.
+    async fn at_home(&self, call: impl Future<Output = Rows> + Send + 'static) -> Rows {
+        if Handle::current().id() == self.home.id() {
+            return call.await;
+        }
+        self.home.spawn(call).await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
     }
 
     /// Sends the victim of a deadlock again, which has changed nothing. One deadline covers all steps: the wait for a
@@ -278,15 +282,18 @@ impl Store {
     }
 
     async fn try_rows(&self, line: Line, query: Query<'_, Postgres, PgArguments>, until: Instant) -> Rows {
-        if let Ok(mut line) = self.lines[line as usize].clone().try_lock_owned() {
-            let open = match line.take() {
+        if self.own.is_closed() {
+            return self.observe_by(until, Err(sqlx::Error::PoolClosed));
+        }
+        if let Ok(mut place) = self.lines[line as usize].clone().try_lock_owned() {
+            let open = match place.take().filter(|(_, since)| since.elapsed() < LINE_KEPT) {
                 Some(open) => Ok(open),
-                None => self.open_line(until).await,
+                None => self.open_line(line, until).await,
             };
             match open {
-                Ok(open) => return self.try_line(line, open, query, until).await,
-                // The server takes no more connections, but the pool has some.
-                Err(_) if self.own.size() > 0 => {}
+                Ok(open) => return self.try_line(line, place, open, query, until).await,
+                // The server takes no more connections, but the pool has some, or tries again for a while.
+                Err(_) if self.own.size() > 0 || line == Line::Other => {}
                 Err(error) => return self.observe_by(until, Err(error)),
             }
         }
@@ -295,6 +302,19 @@ impl Store {
         let answer = self.deadline_at(until, query.fetch_all(&mut *held.connection)).await;
         held.finished = is_answer(&answer);
         self.observe_by(until, answer)
+    }
+
+    /// Closes the connections that serve no call, when Postgres goes away. Each of them would fail a later call, which
+    /// would be taken for another outage.
+    fn close_idle(&self) {
+        for line in &self.lines {
+            if let Ok(mut line) = line.try_lock() {
+                *line = None;
+            }
+        }
+        while let Some(mut idle) = self.own.try_acquire() {
+            idle.close_on_drop();
+        }
     }
 
     /// Runs work to its end, even if the caller does not wait for it.
@@ -359,7 +379,7 @@ impl Store {
         if up && self.read_only.is_on() {
             return answer;
         }
-        self.availability.send_if_modified(|now| {
+        let changes = self.availability.send_if_modified(|now| {
             // A call that hung in an outage may fail after it: that is no new outage.
             let is_of_the_last_outage = now.up && !up && now.outages > 0 && until < now.since + self.within;
             let changed = now.up != up && (self.read_only.is_on() || !is_of_the_last_outage);
@@ -370,6 +390,9 @@ impl Store {
             }
             changed
         });
+        if changes && !up {
+            self.close_idle();
+        }
         answer
     }
 }
@@ -441,5 +464,63 @@ mod tests {
         // A call that began after the outage tells of another one.
         assert!(place.tenure.schedules().await.unwrap_err().is_unavailable());
         assert!(!store.availability().borrow().up);
+    }
+
+    const SESSIONS: &str =
+        "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tenure'";
+
+    /// Has as many statements in flight as fill the line of the others and the pool.
+    async fn open_all(store: &Store) {
+        let all = (0..=OWN_CONNECTIONS).map(|_| store.rows(sqlx::query("SELECT pg_sleep(0.3)")));
+        for answer in futures::future::join_all(all).await {
+            answer.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_that_went_with_a_server_are_one_outage_and_fail_one_call() {
+        let place = place_with(|_| ()).await;
+        let store = place.tenure.store().clone();
+        open_all(&store).await;
+        place.value(&format!("SELECT count(pg_terminate_backend(pid)) {SESSIONS}")).await;
+        while place.value(&format!("SELECT count(*) {SESSIONS}")).await != "0" {}
+        let mut failed = 0;
+        for _ in 0..OWN_CONNECTIONS {
+            let one = || sqlx::query("SELECT 1");
+            failed += u32::from(store.rows(one()).await.is_err());
+            failed += u32::from(store.rows_within(Duration::from_secs(1), one()).await.is_err());
+            failed += u32::from(store.rows_aside(Duration::from_secs(1), one()).await.is_err());
+        }
+        assert_eq!((failed, store.availability().borrow().outages), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn a_long_statement_takes_an_idle_connection_and_leaves_no_transaction_on_it() {
+        let place = place_with(|_| ()).await;
+        let store = place.tenure.store().clone();
+        open_all(&store).await;
+        let pids = format!("SELECT string_agg(pid::text, ' ' ORDER BY pid) {SESSIONS}");
+        let before = place.value(&pids).await;
+        let aside =
+            |within, sql: &'static str| store.rows_aside(Duration::from_millis(within), sqlx::query(sql));
+        for _ in 0..2 * OWN_CONNECTIONS {
+            aside(1_000, "SELECT 1").await.unwrap();
+            aside(1_000, "SELECT 1 / 0").await.unwrap_err();
+            aside(50, "SELECT pg_sleep(5)").await.unwrap_err();
+        }
+        assert_eq!(place.value(&pids).await, before);
+        let in_transaction = format!("SELECT count(*) {SESSIONS} AND state <> 'idle'");
+        assert_eq!(place.value(&in_transaction).await, "0");
+        // A caller that goes takes the connection with it.
+        timeout(Duration::from_millis(100), aside(9_000, "SELECT pg_sleep(0.5)")).await.unwrap_err();
+        while place.value(&in_transaction).await != "0" {}
+        aside(1_000, "SELECT 1").await.unwrap();
+        // The second of two opens its own, and closes it.
+        let (one, two) =
+            tokio::join!(aside(9_000, "SELECT pg_sleep(0.5)"), aside(9_000, "SELECT pg_sleep(0.5)"));
+        one.and(two).unwrap();
+        while place.value(&in_transaction).await != "0" {}
+        let left = place.value(&format!("SELECT count(*) {SESSIONS}")).await;
+        assert_eq!(left, OWN_CONNECTIONS.to_string(), "one went with its caller");
     }
 }

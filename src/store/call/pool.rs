@@ -21,8 +21,8 @@ use tokio::time::timeout;
 use super::{Store, error::StoreError};
 use crate::job::duration::written;
 
-/// Connections for tenure's own statements, beside the lines. Handlers' transactions have another pool, so that handlers
-/// that hold all of its connections cannot stop a heartbeat.
+/// Connections for tenure's own statements, beside the lines. Handlers' transactions have another pool, so that
+/// handlers that hold all of its connections cannot stop a heartbeat.
 pub(super) const OWN_CONNECTIONS: u32 = 5;
 
 /// How long a server may take to say why it gave a pool no connection.
@@ -75,9 +75,8 @@ impl Store {
             Err(sqlx::Error::PoolTimedOut) => {
                 let text = format!(
                     "no connection came free within {}: statements that Postgres has not answered hold all \
-                     {}",
-                    written(self.within),
-                    OWN_CONNECTIONS + 1
+                     {OWN_CONNECTIONS} of the pool",
+                    written(self.within)
                 );
                 Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::ResourceBusy, text)))
             }

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{
     Rows, Store,
     error::{StoreError, is_answer},
-    pool::Held,
+    pool::{Held, OWN_CONNECTIONS},
 };
 use crate::{
     job::{JobError, duration::written},
@@ -49,6 +49,9 @@ impl Isolation {
         ))
     }
 }
+
+/// How long an idle connection may take to begin a transaction.
+const BEGUN_WITHIN: Duration = Duration::from_secs(1);
 
 /// A limit, as Postgres's settings take it.
 fn milliseconds(limit: Duration) -> u128 {
@@ -235,28 +238,37 @@ impl Store {
     }
 
     /// Runs a statement that may take longer than others. The server ends it after `within`; such an end says nothing
-    /// about the server. It keeps no call waiting: it takes an idle connection of the pool, one such statement at a
-    /// time, or one that is opened for it.
+    /// about the server. It takes an idle connection of the pool, one such statement at a time and never the last one,
+    /// or one that is opened for it.
     pub(crate) async fn rows_aside(
         &self,
         within: Duration,
         query: Query<'static, Postgres, PgArguments>,
     ) -> Rows {
+        let store = self.clone();
+        // Boxed, because these futures are large and every future that awaits them would be, too.
+        Box::pin(self.at_home(async move { store.aside(within, query).await })).await
+    }
+
+    async fn aside(&self, within: Duration, query: Query<'static, Postgres, PgArguments>) -> Rows {
+        // Each time a plan for the tables as they are now.
+        let query = query.persistent(false);
         let turn = self.aside.try_lock();
-        if turn.is_ok()
-            && let Some(mut held) = self.own.try_acquire().map(|idle| Held::new(idle, &self.own_held))
-            // A connection from before a restart of the server has begun nothing.
-            && let Ok(transaction) = self.deadline(held.connection.begin_with(self.begin())).await
+        let spares_one = || self.own.num_idle() > 1 || self.own.size() < OWN_CONNECTIONS;
+        let idle = if turn.is_ok() && spares_one() { self.own.try_acquire() } else { None };
+        if let Some(mut held) = idle.map(|idle| Held::new(idle, &self.own_held))
+            // A connection from before a restart of the server begins nothing.
+            && let Ok(Ok(transaction)) = timeout(BEGUN_WITHIN, held.connection.begin_with(self.begin())).await
         {
-            // Boxed, because these futures are large and every future that awaits them would be, too.
-            let answer = Box::pin(self.aside_in(transaction, within, query)).await;
+            let answer = self.aside_in(transaction, within, query).await;
             held.finished = is_answer(&answer);
             return Ok(answer?);
         }
-        let mut connection = Box::pin(self.migration_connection()).await?;
+        drop(turn);
+        let mut connection = self.migration_connection().await?;
         let transaction = self.deadline(connection.begin_with(self.begin())).await?;
-        let answer = Box::pin(self.aside_in(transaction, within, query)).await;
-        drop(Box::pin(connection.close()).await);
+        let answer = self.aside_in(transaction, within, query).await;
+        drop(connection.close().await);
         Ok(answer?)
     }
 

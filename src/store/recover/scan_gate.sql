@@ -4,8 +4,8 @@
 --
 -- One row: this worker scans now, and the row names the quietest of the silent jobs. No row: another worker scans in
 -- this interval. No leader: if the worker dies, or the server ends the statement, the turn is not used up.
--- One pass over the live jobs, which may take long where they are many and large: it runs over a connection of its own,
--- with a limit of its own, and locks scanner_state only at its end. Meanwhile this transaction's advisory lock spares
+-- One pass over the live jobs, which may take long where they are many and large: it has a limit of its own, and keeps no
+-- other statement waiting: it locks scanner_state only at its end. Meanwhile this transaction's advisory lock spares
 -- other workers the same pass; a statement without a turn reads no job.
 -- in_grace: after a gap between scans, or a restart of the server, every live owner looks stale, and gets stale_after
 -- to write. A gap is longer than three intervals; or, if running jobs go stale sooner, so long that a scan in time
