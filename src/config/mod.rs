@@ -32,7 +32,7 @@ pub struct Config {
     pub nats_url: String,
     /// A NATS credentials file (JWT and seed), instead of a user in the URL. `TENURE_NATS_CREDENTIALS`.
     pub nats_credentials: Option<PathBuf>,
-    /// CA certificates (PEM) that verify the NATS server's, besides the system's. `TENURE_NATS_CA`.
+    /// CA certificates (PEM) that verify the NATS server's, instead of the system's. `TENURE_NATS_CA`.
     pub nats_ca: Option<PathBuf>,
     /// The certificate (PEM) that this client shows to NATS, and its key. `TENURE_NATS_CERT`, `TENURE_NATS_KEY`.
     pub nats_certificate: Option<(PathBuf, PathBuf)>,

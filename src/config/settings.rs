@@ -185,7 +185,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     optional(
         "TENURE_NATS_CA",
-        "A file of CA certificates (PEM) that verify the NATS server's, besides the system's.",
+        "A file of CA certificates (PEM) that verify the NATS server's, instead of the system's.",
         "none",
         |config, text| {
             config.nats_ca = Some(text.into());

@@ -5,7 +5,7 @@
 
 use std::{
     path::Path,
-    sync::{Arc, LazyLock},
+    sync::{Arc, OnceLock},
 };
 
 use rustls::{
@@ -17,13 +17,17 @@ use rustls::{
 use super::connect::NatsError;
 use crate::config::Config;
 
-/// The certificates that the system trusts, read at the first connection of this process: there are some 150.
-static SYSTEM_ROOTS: LazyLock<Arc<RootCertStore>> = LazyLock::new(|| {
+/// The certificates that the system trusts, some 150, which are read once. Without any, the client refuses a server with
+/// TLS by its certificate; other servers need none.
+fn roots_of_the_system() -> Arc<RootCertStore> {
+    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    if let Some(roots) = ROOTS.get() {
+        return roots.clone();
+    }
     let mut roots = RootCertStore::empty();
-    // Without a root, the client refuses a server with TLS by its certificate; other servers need no root.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    Arc::new(roots)
-});
+    if roots.is_empty() { Arc::new(roots) } else { ROOTS.get_or_init(|| Arc::new(roots)).clone() }
+}
 
 /// The error about a file that cannot be used. `name` is its setting.
 fn unfit(name: &'static str, path: &Path, reason: impl std::fmt::Display) -> NatsError {
@@ -53,7 +57,7 @@ pub(super) fn client(config: &Config) -> Result<ClientConfig, NatsError> {
         }
         Arc::new(roots)
     } else {
-        SYSTEM_ROOTS.clone()
+        roots_of_the_system()
     };
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()

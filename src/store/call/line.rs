@@ -35,21 +35,25 @@ pub(super) const LINE_KEPT: Duration = Duration::from_mins(5);
 /// with it a new plan.
 const LINE_SLOW: Duration = Duration::from_millis(500);
 
-/// A line's connection, and the time at which it was opened.
-pub(super) type LineConnection = Option<(PgConnection, Instant)>;
+/// A line's connection.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) connection: PgConnection,
+    since: Instant,
+    pub(super) used: Instant,
+}
+
+/// The connection of a line; `None` while a statement is in flight there, or before the first.
+pub(super) type LineConnection = Option<Open>;
 
 impl Store {
     /// Opens a line's connection. That of [`Line::Other`] leaves the pool half of the time, which may have one.
-    pub(super) async fn open_line(
-        &self,
-        line: Line,
-        until: Instant,
-    ) -> Result<(PgConnection, Instant), sqlx::Error> {
+    pub(super) async fn open_line(&self, line: Line, until: Instant) -> Result<Open, sqlx::Error> {
         let now = Instant::now();
         let half = now + until.saturating_duration_since(now) / 2;
         let until = if line == Line::Other { half } else { until };
         let connection = self.deadline_at(until, self.own.connect_options().connect()).await?;
-        Ok((connection, Instant::now()))
+        Ok(Open { connection, since: now, used: now })
     }
 
     /// Sends a statement over a line. The line lacks its connection meanwhile, so that a dropped call leaves it empty.
@@ -57,14 +61,16 @@ impl Store {
         &self,
         line: Line,
         mut place: OwnedMutexGuard<LineConnection>,
-        (mut connection, since): (PgConnection, Instant),
+        mut open: Open,
         query: Query<'_, Postgres, PgArguments>,
         until: Instant,
     ) -> Rows {
         let sent_at = Instant::now();
-        let answer = self.deadline_at(until, query.fetch_all(&mut connection)).await;
+        let answer = self.deadline_at(until, query.fetch_all(&mut open.connection)).await;
         if is_answer(&answer) {
-            *place = Some((connection, since));
+            open.used = Instant::now();
+            let since = open.since;
+            *place = Some(open);
             // Among the others are some that may be slow.
             let was_slow = sent_at.elapsed() > LINE_SLOW && line != Line::Other;
             if since.elapsed() > LINE_LASTS || was_slow {

@@ -238,8 +238,8 @@ impl Store {
     }
 
     /// Runs a statement that may take longer than others. The server ends it after `within`; such an end says nothing
-    /// about the server. It takes an idle connection of the pool, one such statement at a time and never the last one,
-    /// or one that is opened for it.
+    /// about the server. It takes an idle connection of the pool, one such statement at a time, unless it would leave
+    /// the others none; or one that is opened for it.
     pub(crate) async fn rows_aside(
         &self,
         within: Duration,
@@ -281,14 +281,15 @@ impl Store {
         let late = within + self.within;
         let call = async {
             limit_statements(&mut transaction, within).await?;
-            match query.fetch_all(&mut *transaction).await {
-                Ok(rows) => {
-                    fault::point("aside");
-                    transaction.commit().await.map(|()| rows)
-                }
-                // The connection serves the next caller only without a transaction.
-                Err(error) => transaction.rollback().await.and(Err(error)),
+            let answer = query.fetch_all(&mut *transaction).await;
+            if answer.is_ok() {
+                fault::point("aside");
+                transaction.commit().await?;
+            } else if is_answer(&answer) {
+                // The connection serves the next caller.
+                transaction.rollback().await?;
             }
+            answer
         };
         timeout(late, call).await.unwrap_or_else(|_| {
             let text = format!("no answer within {}", written(late));

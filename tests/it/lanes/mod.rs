@@ -173,13 +173,13 @@ async fn a_rate_starts_no_more_jobs_than_it_has_tokens() {
     bench.tenure.enqueue_many((0..45).map(|n| job("a", n, 0))).await.unwrap();
     drained(&bench, 45).await;
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert!(took < Duration::from_secs(6), "{took:?}");
     let mut starts: Vec<_> = ledger.starts().into_iter().map(|(.., at)| at).collect();
     starts.sort();
     // 5 at once, and 40 at 20 a second. A busy machine starts a job later than its token came, and never earlier.
-    for (n, at) in (0_u32..).zip(&starts) {
+    for (n, at) in (1_u32..).zip(&starts) {
         let tokens = 5.0 + 20.0 * at.duration_since(began).as_secs_f64();
-        assert!(f64::from(n) <= tokens, "{} jobs had begun with {tokens:.1} tokens", n + 1);
+        assert!(f64::from(n) <= tokens, "{n} jobs had begun with {tokens:.1} tokens");
     }
     worker.stop().await;
 }
