@@ -17,8 +17,8 @@ use rustls::{
 use super::connect::NatsError;
 use crate::config::Config;
 
-/// The certificates that the system trusts, some 150, which are read once. Without any, the client refuses a server with
-/// TLS by its certificate; other servers need none.
+/// The certificates that the system trusts, some 150, which are read once. Without any, the client refuses a server
+/// with TLS by its certificate; other servers need none.
 fn roots_of_the_system() -> Arc<RootCertStore> {
     static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     if let Some(roots) = ROOTS.get() {
