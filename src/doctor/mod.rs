@@ -138,7 +138,8 @@ pub(crate) struct Asked {
     is_served: bool,
 }
 
-/// Why doctor skips a check of rows that workers write: on such a server the rows are old, whatever the workers do.
+/// The reason for which doctor skips a check that reads what workers write. Such a server takes none of it, so that its
+/// rows are old even if every worker is well.
 const NO_WRITES: &str = "not known while this server takes no writes";
 
 impl Tenure {
