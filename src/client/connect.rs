@@ -82,14 +82,13 @@ impl TenureBuilder {
         self
     }
 
-    /// Sends and receives over the application's client, instead of one that connects to [`Config::nats_url`]. tenure
-    /// then ignores that URL and the other settings of the connection.
+    /// Sends and receives over the application's client, all but acknowledgements: a worker's go over a connection of
+    /// their own, which tenure makes by [`Config::nats_url`] and the settings beside it. That has to lead to the same
+    /// account. (What a client holds when its connection breaks goes to the server that is there next; if that one's
+    /// stream went back, an acknowledgement would remove a message that was accepted since.)
     ///
     /// The client must reconnect for ever, and must not be connected with `no_echo`; its user must have the right to
     /// subscribe to its inbox prefix. tenure neither drains nor closes the client; drain it after [`Tenure::close`].
-    ///
-    /// An acknowledgement that this client holds when its connection breaks goes to the server that is there next. If
-    /// that one's stream went back, it may remove a message that was accepted since. tenure's own client sends none.
     pub fn nats(mut self, client: Client) -> Self {
         self.nats = Some(client);
         self
@@ -142,7 +141,7 @@ impl TenureBuilder {
         config.timing.validate()?;
         let store = Store::open(&config, handler_pool).map_err(ConnectError::Database)?;
         let nats = match nats {
-            Some(client) => Nats::given(&config, client)?,
+            Some(client) => Nats::given(&config, client).await?,
             None => Nats::open(&config).await?,
         };
         // Wait a moment, so that this process publishes the first jobs that it enqueues, not the relay.

@@ -26,7 +26,7 @@ use std::{
 use async_nats::{
     Client, ConnectOptions, Event, ReconnectToServer, ServerAddr, Subject,
     connection::State,
-    jetstream::{self, AckKind, response::Response},
+    jetstream::{self, AckKind, context::GetStreamErrorKind, response::Response},
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -67,8 +67,6 @@ pub(crate) struct Line {
     pub(super) client: Client,
     context: jetstream::Context,
     broken: Arc<(AtomicBool, Notify)>,
-    /// For the application's own client, which makes its connection again: the number of the connection.
-    connects: Option<u64>,
     id: u64,
     made_at: Instant,
     wake: Mutex<Wake>,
@@ -105,9 +103,7 @@ impl std::fmt::Debug for Line {
 impl Line {
     /// Whether this is still the connection that it was.
     pub(super) fn is_up(&self) -> bool {
-        !self.broken.0.load(Ordering::Acquire)
-            && self.client.connection_state() == State::Connected
-            && self.connects.is_none_or(|connects| connects == connects_of(&self.client))
+        !self.broken.0.load(Ordering::Acquire) && self.client.connection_state() == State::Connected
     }
 
     /// Whether a message that was requested over it and arrived then may be answered without a look.
@@ -160,33 +156,28 @@ impl Line {
     /// Waits until it is not up.
     async fn broken(&self) {
         while self.is_up() {
-            // The application's own client tells tenure of no break.
+            // It may break before this listens.
             drop(timeout(AGAIN_AFTER, self.broken.1.notified()).await);
         }
     }
 }
 
-fn connects_of(client: &Client) -> u64 {
-    client.statistics().connects.load(Ordering::Relaxed)
-}
-
 /// How a line is made.
-pub(super) enum Dial {
-    Own(Box<(Vec<ServerAddr>, ConnectOptions)>),
-    Given(Client),
+pub(super) struct Dial {
+    pub(super) servers: Vec<ServerAddr>,
+    pub(super) options: ConnectOptions,
+    /// Whether everything else goes over the application's client, which may lead elsewhere.
+    pub(super) is_beside_given: bool,
 }
 
 impl Dial {
     async fn line(&self) -> Option<Line> {
         let broken = Arc::new((AtomicBool::new(false), Notify::new()));
-        let (client, connects) = match self {
-            Self::Given(client) => (client.clone(), Some(connects_of(client))),
-            Self::Own(own) => (connect_once(&own.0, own.1.clone(), broken.clone()).await?, None),
-        };
+        let client = connect_once(&self.servers, self.options.clone(), broken.clone()).await?;
         let context = jetstream::new(client.clone());
         let made_at = Instant::now();
         let wake = Mutex::new(Wake { noted_at: made_at, woke_at: None });
-        let line = Line { client, context, broken, connects, id: rand::random(), made_at, wake };
+        let line = Line { client, context, broken, id: rand::random(), made_at, wake };
         line.is_up().then_some(line)
     }
 }
@@ -229,7 +220,7 @@ async fn connect_once(
     let nowhere = NOWHERE.parse::<ServerAddr>().ok()?;
     client.set_server_pool(nowhere).await.ok()?;
     // It may have broken, and have been made again, before that.
-    (connects_of(&client) == 1).then_some(client)
+    (client.statistics().connects.load(Ordering::Relaxed) == 1).then_some(client)
 }
 
 /// An answer to one message.
@@ -371,13 +362,27 @@ impl Sender {
                     tracing::warn!(
                         left_out,
                         "messages stay unacknowledged, and NATS delivers them again after ack_wait: there is no second \
-                         connection to NATS, for acknowledgements; does its account or user limit connections?"
+                         connection to NATS, for acknowledgements; does its account or user limit connections, or does \
+                         NATS_URL lead elsewhere than the application's own client?"
                     );
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(AGAIN_AFTER_MAX);
                 continue;
             };
+            if self.dial.is_beside_given && self.leads_elsewhere(&line).await {
+                if let Some(left_out) = repeats::tell("elsewhere", &self.stream) {
+                    tracing::error!(
+                        stream = self.stream,
+                        left_out,
+                        "messages stay unacknowledged, and NATS delivers them again after ack_wait: acknowledgements go \
+                         over a connection of their own, and NATS_URL leads to another stream than the application's own \
+                         client; set NATS_URL, and the login beside it, to that client's"
+                    );
+                }
+                sleep(AGAIN_AFTER_MAX).await;
+                continue;
+            }
             pause = AGAIN_AFTER;
             tokio::spawn(Line::note(Arc::downgrade(&line)));
             self.lines.send_replace(Some(line.clone()));
@@ -386,6 +391,18 @@ impl Sender {
             if !goes_on {
                 return;
             }
+        }
+    }
+
+    /// Whether the line shows another stream than the application's client. `false`, too: one of the two shows none.
+    async fn leads_elsewhere(&self, line: &Line) -> bool {
+        let beside = jetstream::new(self.client.clone());
+        let stream = self.stream.as_str();
+        let (given, own) = tokio::join!(beside.get_stream(stream), line.context.get_stream(stream));
+        match (given, own) {
+            (Ok(given), Ok(own)) => given.cached_info().created != own.cached_info().created,
+            (Ok(_), Err(error)) => matches!(error.kind(), GetStreamErrorKind::JetStream(_)),
+            _ => false,
         }
     }
 

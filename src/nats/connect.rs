@@ -228,22 +228,15 @@ fn log(event: &Event, left_out: u64, servers: &str) {
 impl Nats {
     /// Starts to connect, and returns at once: NATS may be away.
     pub(crate) async fn open(config: &Config) -> Result<Self, NatsError> {
-        let addresses = config
-            .nats_url
-            .split(',')
-            .map(|url| url.trim().parse::<ServerAddr>())
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| NatsError::Address { url: masked(&config.nats_url) })?;
+        let dial = dial(config).await?;
         let (connected, connections) = watch::channel(0);
         let (say, said) = watch::channel(Said::default());
         let up_since = Arc::new(Mutex::new(None));
         let (noted, known) = (up_since.clone(), AtomicBool::new(false));
         let servers: Arc<str> = masked(&config.nats_url).into();
         let (named, repeats) = (servers.clone(), Repeats::default());
-        let tried: Arc<[ServerAddr]> = addresses.clone().into();
-        let needs_tls = config.nats_ca.is_some() || config.nats_certificate.is_some();
-        let options = options(config, &addresses, needs_tls).await?;
-        let dial = Dial::Own(Box::new((addresses.clone(), options.clone())));
+        let (tried, needs_tls): (Arc<[ServerAddr]>, _) = (dial.servers.clone().into(), needs_tls(config));
+        let options = dial.options.clone();
         let options = options
             .name("tenure")
             .retry_on_initial_connect()
@@ -288,8 +281,8 @@ impl Nats {
                 }
                 std::future::ready(())
             });
-        let client =
-            options.connect(addresses).await.map_err(|error| NatsError::Unavailable(error.to_string()))?;
+        let connecting = options.connect(&dial.servers[..]);
+        let client = connecting.await.map_err(|error| NatsError::Unavailable(error.to_string()))?;
         Ok(Self::over(config, client, dial, servers, Seen { connections, said, up_since }))
     }
 
@@ -441,12 +434,16 @@ impl Nats {
     }
 }
 
-/// The options of every connection: the login, and TLS.
-async fn options(
-    config: &Config,
-    servers: &[ServerAddr],
-    needs_tls: bool,
-) -> Result<ConnectOptions, NatsError> {
+fn needs_tls(config: &Config) -> bool {
+    config.nats_ca.is_some() || config.nats_certificate.is_some()
+}
+
+/// How each connection is made by the settings: the servers, the login, and TLS.
+pub(super) async fn dial(config: &Config) -> Result<Dial, NatsError> {
+    let servers = config.nats_url.split(',').map(|url| url.trim().parse::<ServerAddr>());
+    let servers: Vec<_> = servers
+        .collect::<Result<_, _>>()
+        .map_err(|_| NatsError::Address { url: masked(&config.nats_url) })?;
     let mut options = ConnectOptions::new()
         .ping_interval(Duration::from_secs(10))
         .request_timeout(Some(config.timing.publish_within));
@@ -466,11 +463,11 @@ async fn options(
             reason,
         })?;
     }
-    options = options.tls_client_config(tls::client(config)?).require_tls(needs_tls);
+    options = options.tls_client_config(tls::client(config)?).require_tls(needs_tls(config));
     if let Some(prefix) = &config.inbox_prefix {
         options = options.custom_inbox_prefix(prefix);
     }
-    Ok(options)
+    Ok(Dial { servers, options, is_beside_given: false })
 }
 
 #[cfg(feature = "nkeys")]

@@ -14,7 +14,7 @@ use tokio::{sync::watch, time::sleep};
 
 use super::{
     answers::Dial,
-    connect::{Nats, NatsError, Said, Seen},
+    connect::{Nats, NatsError, Said, Seen, dial},
 };
 use crate::config::Config;
 
@@ -25,8 +25,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const SERVERS: &str = "the application's own client";
 
 impl Nats {
-    /// Uses this client, and never closes it. NATS may be away.
-    pub(crate) fn given(config: &Config, client: Client) -> Result<Self, NatsError> {
+    /// Uses this client, and never closes it, for all but answers: it makes its connection again, and would send what it
+    /// still holds to a server that went back. NATS may be away.
+    pub(crate) async fn given(config: &Config, client: Client) -> Result<Self, NatsError> {
         if let Some(prefix) = &config.inbox_prefix {
             let inbox = client.new_inbox();
             if !inbox.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.starts_with('.')) {
@@ -39,7 +40,8 @@ impl Nats {
             }
         }
         let seen = look(client.clone());
-        Ok(Self::over(config, client.clone(), Dial::Given(client), SERVERS.into(), seen))
+        let dial = Dial { is_beside_given: true, ..dial(config).await? };
+        Ok(Self::over(config, client, dial, SERVERS.into(), seen))
     }
 }
 

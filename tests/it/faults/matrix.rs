@@ -426,6 +426,8 @@ pub(super) const FAULTS: &[(&str, &[Fault])] = &[
                     "faults::nats::a_stream_restored_to_an_earlier_point_loses_no_job_and_repeats_none",
                     "faults::nats::answers_to_messages_that_a_restored_stream_has_lost_remove_no_other_message",
                     "faults::nats::a_consumer_that_is_ahead_of_its_stream_is_made_anew",
+                    "faults::nats::answers_to_messages_that_a_new_leader_has_never_had_remove_no_other_message",
+                    "given::an_applications_pool_and_client_serve_enqueues_workers_and_handlers_and_stay_open",
                 ],
             ),
             fault(

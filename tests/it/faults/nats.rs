@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_nats::jetstream::{
@@ -404,46 +404,79 @@ async fn a_permission_that_is_taken_away_stops_deliveries_and_work_goes_on_when_
     working.stop().await;
 }
 
-/// Three servers, each with every message.
+/// Three servers in a folder, each with every message.
+struct Cluster {
+    servers: Vec<Nats>,
+    folder: PathBuf,
+    js: jetstream::Context,
+}
+
+impl Cluster {
+    async fn start(config: &Config) -> Self {
+        let folder = run_folder().join(format!("cluster-{}", config.stream));
+        std::fs::create_dir_all(&folder).unwrap();
+        let ports = [(); 3].map(|()| free_port().unwrap());
+        let routes: Vec<_> = ports.iter().map(|port| format!("\"nats://127.0.0.1:{port}\"")).collect();
+        let mut servers = Vec::new();
+        for (n, port) in ports.iter().enumerate() {
+            let conf = folder.join(format!("{n}.conf"));
+            let text = format!(
+                "server_name: n{n}\ncluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{}] }}\n",
+                routes.join(", ")
+            );
+            std::fs::write(&conf, text).unwrap();
+            let folder = folder.join(n.to_string());
+            let start = move || Nats::start_with(&folder, Some(&conf)).unwrap();
+            servers.push(tokio::task::spawn_blocking(start).await.unwrap());
+        }
+        let js = connected(&servers).await;
+        // The operator chooses the replicas; tenure keeps them.
+        let mut definition: jetstream::stream::Config =
+            serde_json::from_str(include_str!("../../../nats/stream.json")).unwrap();
+        definition.name.clone_from(&config.stream);
+        definition.subjects = vec![format!("{}.*.>", config.subject_prefix)];
+        definition.num_replicas = 3;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while let Err(error) = js.create_stream(definition.clone()).await {
+            assert!(Instant::now() < deadline, "{error}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        Self { servers, folder, js }
+    }
+
+    fn folder(&self, server: usize, of: &str) -> PathBuf {
+        self.folder.join(server.to_string()).join(of)
+    }
+}
+
+async fn connected(servers: &[Nats]) -> jetstream::Context {
+    let addresses: Vec<async_nats::ServerAddr> =
+        servers.iter().map(|nats| nats.url().parse().unwrap()).collect();
+    jetstream::new(
+        async_nats::ConnectOptions::new().ignore_discovered_servers().connect(addresses).await.unwrap(),
+    )
+}
+
+/// Waits until these servers know the stream's leader, and returns its number.
+async fn leader(js: &jetstream::Context, stream: &str) -> usize {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let found = js.get_stream(stream).await;
+        let cluster = found.ok().and_then(|found| found.cached_info().cluster.clone());
+        if let Some(leader) = cluster.and_then(|cluster| cluster.leader) {
+            return leader.trim_start_matches('n').parse().unwrap();
+        }
+        assert!(Instant::now() < deadline, "the stream has no leader");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_goes_on_without_the_streams_leader_and_without_a_majority_enqueues_are_kept() {
     let bench = bench_with(steady).await;
-    let folder = run_folder().join(format!("cluster-{}", bench.config.stream));
-    std::fs::create_dir_all(&folder).unwrap();
-    let ports = [(); 3].map(|()| free_port().unwrap());
-    let routes: Vec<_> = ports.iter().map(|port| format!("\"nats://127.0.0.1:{port}\"")).collect();
-    let mut servers = Vec::new();
-    for (n, port) in ports.iter().enumerate() {
-        let conf = folder.join(format!("{n}.conf"));
-        let text = format!(
-            "server_name: n{n}\ncluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [{}] }}\n",
-            routes.join(", ")
-        );
-        std::fs::write(&conf, text).unwrap();
-        let folder = folder.join(n.to_string());
-        servers.push(
-            tokio::task::spawn_blocking(move || Nats::start_with(&folder, Some(&conf)).unwrap())
-                .await
-                .unwrap(),
-        );
-    }
+    let mut cluster = Cluster::start(&bench.config).await;
     let mut config = bench.config.clone();
-    config.nats_url = servers.iter().map(Nats::url).collect::<Vec<_>>().join(",");
-    let client = async_nats::connect(
-        servers.iter().map(|nats| nats.url().parse().unwrap()).collect::<Vec<async_nats::ServerAddr>>(),
-    );
-    let js = jetstream::new(client.await.unwrap());
-    // The operator chooses the replicas; tenure keeps them.
-    let mut definition: jetstream::stream::Config =
-        serde_json::from_str(include_str!("../../../nats/stream.json")).unwrap();
-    definition.name.clone_from(&config.stream);
-    definition.subjects = vec![format!("{}.*.>", config.subject_prefix)];
-    definition.num_replicas = 3;
-    let deadline = std::time::Instant::now() + Duration::from_secs(30);
-    while let Err(error) = js.create_stream(definition.clone()).await {
-        assert!(std::time::Instant::now() < deadline, "{error}");
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    config.nats_url = cluster.servers.iter().map(Nats::url).collect::<Vec<_>>().join(",");
     let tenure = Tenure::connect(&config).await.unwrap();
     tenure.setup(&["q".into()]).await.unwrap();
     bench.execute("CREATE TABLE IF NOT EXISTS public.effects (job uuid, token bigint)").await;
@@ -451,9 +484,8 @@ async fn a_cluster_goes_on_without_the_streams_leader_and_without_a_majority_enq
     tenure.enqueue_many((0..300).map(|_| job())).await.unwrap();
     let working = Running::start(worker(&tenure, 10));
     bench.until("(SELECT count(*) FROM tenure.job_history) > 50").await;
-    let leader =
-        js.get_stream(&config.stream).await.unwrap().cached_info().cluster.clone().unwrap().leader.unwrap();
-    let leader: usize = leader.trim_start_matches('n').parse().unwrap();
+    let leader = leader(&cluster.js, &config.stream).await;
+    let servers = &mut cluster.servers;
     servers[leader].kill();
     bench.until_count("tenure.job_history WHERE status = 'completed'", 300).await;
     // With one more server gone, there is no majority.
@@ -466,6 +498,64 @@ async fn a_cluster_goes_on_without_the_streams_leader_and_without_a_majority_enq
     bench.until_count("tenure.job_history WHERE status = 'completed'", 305).await;
     none_was_charged(&bench).await;
     working.stop().await;
+}
+
+/// The server of a worker is frozen while the two others go back to an older copy, elect a leader and accept more. It then
+/// follows that leader, without a break of the worker's connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_to_messages_that_a_new_leader_has_never_had_remove_no_other_message() {
+    let bench = bench_with(steady).await;
+    let mut cluster = Cluster::start(&bench.config).await;
+    let mut config = bench.config.clone();
+    config.nats_url = cluster.servers[0].url();
+    let tenure = Tenure::connect(&config).await.unwrap();
+    tenure.setup(&["q".into(), "unserved".into()]).await.unwrap();
+    cluster.servers.iter_mut().for_each(Nats::stop);
+    for n in [1, 2] {
+        copy(&cluster.folder(n, "data"), &cluster.folder(n, "before"));
+    }
+    for server in &mut cluster.servers {
+        server.restart().unwrap();
+    }
+    leader(&cluster.js, &config.stream).await;
+
+    let (open, opened) = tokio::sync::watch::channel(false);
+    let wait = move |_: Value, _: JobContext| {
+        let mut opened = opened.clone();
+        async move { drop(opened.wait_for(|open| *open).await.unwrap()) }
+    };
+    let builder = Worker::builder(&tenure).handle_any(KindOptions::new(), wait);
+    let working = Running::start(builder.concurrency("q", 10));
+    let submit = async |js: &jetstream::Context, queue: &str, count: usize| {
+        for _ in 0..count {
+            let subject = format!("{}.{queue}.k", config.subject_prefix);
+            js.publish(subject, "1".into()).await.unwrap().await.unwrap();
+        }
+    };
+    submit(&cluster.js, "q", 5).await;
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 5).await;
+    cluster.servers[0].signal(Signal::STOP);
+    for n in [1, 2] {
+        cluster.servers[n].kill();
+        cluster.servers[n].wipe().unwrap();
+        copy(&cluster.folder(n, "before"), &cluster.folder(n, "data"));
+    }
+    for n in [1, 2] {
+        cluster.servers[n].restart().unwrap();
+    }
+    let others = connected(&cluster.servers[1..]).await;
+    assert_ne!(leader(&others, &config.stream).await, 0);
+    submit(&others, "unserved", 20).await;
+    cluster.servers[0].signal(Signal::CONT);
+    let follower = connected(&cluster.servers[..1]).await;
+    while leader(&follower, &config.stream).await == 0 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    open.send(true).unwrap();
+    bench.until_count("tenure.job_history WHERE status = 'completed'", 5).await;
+    working.stop().await;
+    let stream = others.get_stream(&config.stream).await.unwrap();
+    assert_eq!(stream.cached_info().state.messages, 20, "each message that no worker has claimed is there");
 }
 
 #[tokio::test(flavor = "multi_thread")]
