@@ -30,7 +30,6 @@ use crate::{
     run::{
         context::{ContextError, WITHOUT_END},
         handlers::{Ended, RetryPolicy},
-        heartbeat::is_of_one_row,
         running::{CancelReason, Message, OnCrash, OnWriteLoss, Rules, RunningJob},
         settle::{Settled, Verdict, verdict},
     },
@@ -75,7 +74,7 @@ async fn write_all(store: &Store, batch: Vec<ProgressWrite>) -> Vec<Result<Optio
                 answers.extend(written.into_iter().map(Ok));
             }
             // Postgres refuses one report: the others must still be signs of life.
-            Err(error) if part.len() > 1 && is_of_one_row(&error) => halve(part, &mut rest),
+            Err(error) if part.len() > 1 && error.is_of_one_row() => halve(part, &mut rest),
             Err(error) => answers.extend(part.iter().map(|_| Err(error.clone()))),
         }
     }

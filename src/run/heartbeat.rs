@@ -321,7 +321,7 @@ impl Heartbeat {
                 }
                 Ok((sent_at, answers))
             }
-            Err(error) if is_of_one_row(&error) => Ok((sent_at, self.send_in_parts(jobs, batch).await?)),
+            Err(error) if error.is_of_one_row() => Ok((sent_at, self.send_in_parts(jobs, batch).await?)),
             Err(error) => {
                 for (job, earlier) in jobs.iter().zip(batch) {
                     put_back(job, earlier);
@@ -351,8 +351,8 @@ impl Heartbeat {
                 answer = self.shared.store.progress(&[nothing(&jobs[0])]).await;
             }
             match answer {
-                Err(error) if is_of_one_row(&error) && part.len() > 1 => halve(part, &mut parts),
-                Err(error) if !is_of_one_row(&error) => {
+                Err(error) if error.is_of_one_row() && part.len() > 1 => halve(part, &mut parts),
+                Err(error) if !error.is_of_one_row() => {
                     let unsent = part.into_iter().chain(parts.into_iter().rev().flatten());
                     jobs.iter().zip(unsent).for_each(|(job, write)| put_back(job, write));
                     return Err(error);
@@ -554,12 +554,6 @@ impl Drop for Unsent<'_> {
             put_back(job, write);
         }
     }
-}
-
-/// Whether Postgres refuses one row of a statement and would write the others. The statement passes over locked rows: a
-/// lock that it waits for is the whole table's.
-pub(crate) fn is_of_one_row(error: &StoreError) -> bool {
-    error.may_be_of_one_row() && !error.is_locked()
 }
 
 /// Puts an unwritten report back. Fields that were reported since stay.

@@ -16,6 +16,7 @@ use super::{
     ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS,
     PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED,
     UNPUBLISHED, VISIBLE, WAS_RESET,
+    batch::past_refused,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
@@ -624,7 +625,8 @@ impl Store {
         jobs: Option<&[JobId]>,
         limit: i64,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
-        Ok(ended(&self.rows(query(EXPIRE).bind(jobs).bind(limit)).await?)?)
+        let take = |limit: i64, refused: i64| self.rows(query(EXPIRE).bind(jobs).bind(limit).bind(refused));
+        Ok(ended(&past_refused(limit, "end", take).await?)?)
     }
 
     /// Makes jobs that wait for a later time due; returns those that waited.

@@ -10,6 +10,7 @@ use super::{
     NOTE_REFUSED, NOTE_WAITING, PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER,
     RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS,
     TAKE_DUE, TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
+    batch::past_refused,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, Suspect, Suspects, Turns, due_jobs, ended},
     waiting::{
@@ -61,7 +62,8 @@ impl Store {
 
     /// Takes at most `limit` due jobs to publish now, in the order in which they are due.
     pub async fn take_due(&self, limit: i64) -> Result<Vec<DueJob>, StoreError> {
-        Ok(due_jobs(&self.rows(query(TAKE_DUE).bind(limit)).await?)?)
+        let take = |limit, refused| self.rows(query(TAKE_DUE).bind(limit).bind(refused));
+        Ok(due_jobs(&past_refused(limit, "publish", take).await?)?)
     }
 
     /// Records what the stream held at a moment.
@@ -110,8 +112,11 @@ impl Store {
         limit: i64,
         worker_id: &str,
     ) -> Result<Vec<DueJob>, StoreError> {
-        let reclaim = query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id);
-        Ok(due_jobs(&self.rows(reclaim.bind(visible_in)).await?)?)
+        let take = |limit: i64, refused: i64| {
+            let reclaim = query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id);
+            self.rows(reclaim.bind(visible_in).bind(refused))
+        };
+        Ok(due_jobs(&past_refused(limit, "publish again", take).await?)?)
     }
 
     /// Returns at most `limit` queues in which a due job has counted as published for longer than `margin`, the last

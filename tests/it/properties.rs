@@ -278,7 +278,7 @@ impl Real {
                     .unwrap();
             }
             Action::Relay => {
-                let due = sqlx::query(statement("take_due")).bind(500_i64);
+                let due = sqlx::query(statement("take_due")).bind(500_i64).bind(0_i64);
                 assert_eq!(due.fetch_all(&self.pool).await.unwrap().len(), 1, "the relay finds it");
             }
             Action::PublishUnanswered { .. } => {
@@ -299,7 +299,8 @@ impl Real {
                     .bind(chrono::Utc::now() + chrono::TimeDelta::hours(1))
                     .bind(500_i64)
                     .bind("w")
-                    .bind(committed);
+                    .bind(committed)
+                    .bind(0_i64);
                 assert_eq!(lost.fetch_all(&self.pool).await.unwrap().len(), 1, "its message is lost");
             }
             Action::Cancel => {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use rustix::process::Signal;
+use serde_json::json;
 use sqlx::{AssertSqlSafe, Row};
 use tenure::{JobRequest, KindOptions, Tenure, Worker, internals::Recovery};
 use tokio::sync::Barrier;
@@ -358,6 +359,44 @@ async fn one_job_that_cannot_be_reset_stops_no_other_reset() {
     // After the repair, the next scan resets it.
     bench.execute("ALTER TABLE tenure.dead_letter_jobs DROP CONSTRAINT no_poison").await;
     bench.until_count("tenure.dead_letter_jobs", 1).await;
+    worker.stop().await;
+}
+
+/// Jobs whose rows Postgres refuses to write: first in the order in which they are due, and in the middle of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_cannot_be_written_keeps_no_other_from_its_publication_or_its_expiry() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into(), "late".into()]).await.unwrap();
+    bench.tenure.pause_queue("late").await.unwrap();
+    let due = chrono::Utc::now() + Duration::from_secs(1);
+    for n in 0..20_u64 {
+        let at = due + Duration::from_millis(n);
+        let job = |queue| JobRequest::new(queue, if n % 9 == 0 { "poison" } else { "k" }, json!(n));
+        bench.tenure.enqueue(job("q").run_at(at)).await.unwrap();
+        bench.tenure.enqueue(job("late").not_after(at)).await.unwrap();
+    }
+    bench
+        .execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = 'check_violation'; END $$",
+        )
+        .await;
+    bench
+        .execute(
+            "CREATE TRIGGER refused BEFORE UPDATE OR DELETE ON tenure.jobs FOR EACH ROW
+                WHEN (OLD.kind = 'poison') EXECUTE FUNCTION public.refuse()",
+        )
+        .await;
+    let worker = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 20),
+    );
+    bench.until_count("tenure.job_history WHERE queue = 'q'", 17).await;
+    bench.until_count("tenure.dead_letter_jobs WHERE queue = 'late'", 17).await;
+    assert_eq!(bench.count("tenure.jobs WHERE kind = 'poison' AND status = 'queued'").await, 6);
+    // After the repair, the next looks find them, too.
+    bench.execute("DROP TRIGGER refused ON tenure.jobs").await;
+    bench.until_count("tenure.job_history WHERE queue = 'q'", 20).await;
+    bench.until_count("tenure.dead_letter_jobs WHERE queue = 'late'", 20).await;
     worker.stop().await;
 }
 

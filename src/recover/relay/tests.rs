@@ -220,7 +220,7 @@ async fn a_job_whose_message_is_lost_is_republished_and_counted_once() {
     assert_eq!(logs.of("messages were lost"), 1);
 }
 
-/// Postgres refuses to write the job of one queue.
+/// Postgres refuses the statement for one queue.
 #[tokio::test]
 async fn a_queue_whose_lost_jobs_cannot_be_taken_keeps_no_other_from_its_look() {
     let place = place().await;
@@ -230,7 +230,7 @@ async fn a_queue_whose_lost_jobs_cannot_be_taken_keeps_no_other_from_its_look() 
         due(&place, queue, 1).await;
     }
     published_long_ago(&place).await;
-    place.raise_once("22023").await;
+    place.raise_once("42501").await;
     let mut lost = lost();
     assert_eq!(look(&place, &mut lost).await, 1, "of the other queue");
     assert_eq!(look(&place, &mut lost).await, 1, "of the first one");

@@ -124,6 +124,11 @@ impl StoreError {
         of_a_value || self.is_locked()
     }
 
+    /// The same of a statement that passes over locked rows: a lock that it waits for is the whole table's.
+    pub(crate) fn is_of_one_row(&self) -> bool {
+        self.may_be_of_one_row() && !self.is_locked()
+    }
+
     /// Whether the statement fails for each row alike: a right, a table or a function is missing.
     pub(crate) fn is_of_the_statement(&self) -> bool {
         self.has_code(|code| code.starts_with("42"))
