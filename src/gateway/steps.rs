@@ -151,8 +151,7 @@ impl Gateway {
             if is_last {
                 break false;
             }
-            // About as many as have room: Postgres reads each output whole.
-            at_once = i64::try_from(room / (read / texts.len() + END)).unwrap_or(1).clamp(1, ENDS_MAX);
+            at_once = ends_with_room(room, read / texts.len());
         };
         if self.is_lost(&receipt).await? {
             return Ok(LOST.to_owned());
@@ -275,10 +274,28 @@ async fn all(context: &JobContext, name: &str, jobs: Vec<crate::JobRequest>) -> 
     Ok(format!(r#"{{"ended":{ended}}}"#))
 }
 
+/// Returns about as many ends as have room if each is as long as those so far: Postgres reads each output whole.
+fn ends_with_room(room: usize, bytes_each: usize) -> i64 {
+    i64::try_from(room / (bytes_each + END)).unwrap_or(1).clamp(1, ENDS_MAX)
+}
+
 /// Returns how long the job waits, if that is what the error says.
 fn suspended<T>(called: Result<T, JobError>) -> Result<Result<T, Duration>, JobError> {
     match called {
         Ok(value) => Ok(Ok(value)),
         Err(error) => error.suspended().map_or(Err(error), |left| Ok(Err(left))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_ends_are_read_as_an_answer_has_room_for() {
+        assert_eq!(ends_with_room(1_000_000, 500_000), 1);
+        assert_eq!(ends_with_room(1_000_000, 9_900), 100);
+        assert_eq!(ends_with_room(1_000_000, 0), ENDS_MAX);
+        assert_eq!(ends_with_room(10, 500_000), 1, "the first that has no room begins the next answer");
     }
 }

@@ -37,6 +37,26 @@ async fn a_turn_belongs_to_one_worker_until_it_ends_or_is_left() {
     assert_eq!(take(&bench, "a", 60.0).await, ["relay", "scan"]);
 }
 
+/// The workers divide the looks for free turns among themselves: those that take none would make each look rarely.
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_behind_gateways_do_not_count_where_the_fleet_divides_its_turns() {
+    let bench = bench().await;
+    bench
+        .execute(
+            "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, language)
+             SELECT 'w' || n, 'h', n, '{q}', 1, '0', CASE WHEN n > 2 THEN 'python' END FROM generate_series(1, 60) n",
+        )
+        .await;
+    let workers = async |name: &str| {
+        let query = match name {
+            "take_turns" => sqlx::query(statement(name)).bind(vec!["relay"]).bind("w1").bind(60.0),
+            _ => sqlx::query(statement(name)).bind("w1").bind(None::<&str>).bind(None::<&str>).bind(false),
+        };
+        sqlx::Row::get::<i64, _>(&query.fetch_one(&bench.pool).await.unwrap(), "workers")
+    };
+    assert_eq!((workers("take_turns").await, workers("renew_worker").await), (2, 2));
+}
+
 /// Two workers ask for free turns at the same moment: each turn goes to one of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_workers_that_want_a_turn_one_has_it() {

@@ -24,10 +24,14 @@ pub(super) fn basic(text: &str) -> String {
 
 /// Sends a request from this address of the host. Returns the status and the whole answer.
 async fn from(source: IpAddr, to: SocketAddr, headers: &str) -> (u16, String) {
+    page_from(source, to, "/queues", headers).await
+}
+
+async fn page_from(source: IpAddr, to: SocketAddr, path: &str, headers: &str) -> (u16, String) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((source, 0).into()).unwrap();
     let mut stream = socket.connect(to).await.unwrap();
-    let head = format!("GET /queues HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n{headers}\r\n");
+    let head = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -285,6 +289,29 @@ async fn guesses_from_many_addresses_hold_up_no_page_of_a_user_who_has_signed_in
     assert!(statuses.iter().all(|status| [401, 429].contains(status)) && (1..200).contains(&compared));
     // A busy machine may hold up one page of a hundred; a page that waited for a comparison would not be alone.
     assert!(waits[waits.len() * 97 / 100] < Duration::from_secs(1), "{waits:?}");
+}
+
+/// Four searches of one client wait for a lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_with_too_many_searches_keeps_no_other_from_searching() {
+    let bench = calm().await;
+    let dashboard = Dashboard::start(&bench, &[], &[]).await;
+    let address = dashboard.address;
+    let search =
+        move |source: [u8; 4]| async move { page_from(source.into(), address, "/jobs?q=a", "").await.0 };
+    let mut locked = bench.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tenure.jobs").execute(&mut *locked).await.unwrap();
+    let waiting = "pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    let mut searches: Vec<_> = (0..4).map(|_| tokio::spawn(search([127, 0, 0, 1]))).collect();
+    bench.until(&format!("(SELECT count(*) FROM {waiting}) >= 4")).await;
+    assert_eq!(search([127, 0, 0, 1]).await, 429);
+    searches.push(tokio::spawn(search([127, 0, 0, 2])));
+    bench.until(&format!("(SELECT count(*) FROM {waiting}) >= 5")).await;
+    locked.rollback().await.unwrap();
+    for search in searches {
+        assert_eq!(search.await.unwrap(), 200);
+    }
+    assert_eq!(search([127, 0, 0, 1]).await, 200);
 }
 
 /// Users of a file: each signs in with a password of their own, and acts as the list says.
