@@ -4,18 +4,19 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     path::{Path, PathBuf},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
-use git2::{
-    Commit, DiffOptions, FetchOptions, Oid, Patch, RemoteCallbacks, Repository, Sort, build::RepoBuilder,
-};
+use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgPool;
 use tenure::{Job, JobContext, JobError, Outcome};
-use tokio::sync::mpsc;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+};
 
 /// The shortest time between two checkpoints.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(1);
@@ -117,13 +118,6 @@ struct Evolution {
     timeline: Vec<(i64, BTreeMap<String, i64>)>,
 }
 
-/// A report of the walk.
-enum Step {
-    Clone { received: usize, of: usize },
-    Commit { n: usize, of: usize },
-    Checkpoint(Box<Evolution>),
-}
-
 pub(crate) async fn analyze(job: AnalyzeRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
     analyze_some(&job.repo, None, &ctx).await
 }
@@ -132,56 +126,25 @@ pub(crate) async fn part(job: AnalyzePart, ctx: JobContext<App>) -> Result<Outco
     let Cloned { head, commits } = ctx.outputs().await?.pop().ok_or("the clone has left nothing")?;
     let size = commits.div_ceil(job.of);
     let from = (job.part * size).min(commits);
-    let some = Some((Oid::from_str(&head)?, from..(from + size).min(commits)));
+    let some = Some((head, from..(from + size).min(commits)));
     analyze_some(&job.repo, some, &ctx).await
 }
 
 pub(crate) async fn clone(job: CloneRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
-    ctx.progress("opening", 0.0, &job.repo).await?;
-    let clones = ctx.state().clones.clone();
-    let work = on_a_thread(&ctx, move |steps| {
-        let repository = open(&job.repo, &clones, steps)?;
-        let head = repository.head()?.peel_to_commit().context("the repository has no commits")?.id();
-        Ok(Cloned { commits: commits(&repository, head)?.len(), head: head.to_string() })
-    });
-    Outcome::done(work.await?)
-}
-
-/// Runs work of libgit2, which blocks, on a separate thread, and reports its steps. It stops when the handler is
-/// dropped, and with it the receiver.
-async fn on_a_thread<T: Send + 'static>(
-    ctx: &JobContext<App>,
-    work: impl FnOnce(&mpsc::Sender<Step>) -> anyhow::Result<T> + Send + 'static,
-) -> Result<T, JobError> {
-    let (steps, mut done) = mpsc::channel(64);
-    let work = tokio::task::spawn_blocking(move || work(&steps));
-    while let Some(step) = done.recv().await {
-        match step {
-            Step::Commit { n, of } => {
-                #[expect(clippy::cast_precision_loss, reason = "a percentage")]
-                let percent = n as f32 / of as f32 * 100.0;
-                ctx.progress("walking", percent, &format!("commit {n} of {of}")).await?;
-            }
-            Step::Clone { received, of } => {
-                ctx.progress("cloning", 0.0, &format!("object {received} of {of}")).await?;
-            }
-            Step::Checkpoint(evolution) => ctx.save_checkpoint(&evolution).await?,
-        }
-    }
-    Ok(work.await??)
+    let repository = open(&job.repo, &ctx).await?;
+    let head = head(&repository).await?;
+    Outcome::done(Cloned { commits: commits(&repository, &head).await?.len(), head })
 }
 
 /// Walks all commits, or these of the history of this head.
 async fn analyze_some(
     repo: &str,
-    some: Option<(Oid, Range<usize>)>,
+    some: Option<(String, Range<usize>)>,
     ctx: &JobContext<App>,
 ) -> Result<Outcome, JobError> {
-    ctx.progress("opening", 0.0, repo).await?;
     let resumed: Evolution = ctx.checkpoint().unwrap_or_default();
     let resumed_at = resumed.commits;
-    let (of, clones) = (repo.to_owned(), ctx.state().clones.clone());
-    let last = on_a_thread(ctx, move |steps| walk(&of, some, &clones, resumed, steps)).await?;
+    let last = walk(&open(repo, ctx).await?, some, resumed, ctx).await?;
 
     let report = report(&last);
     let summary = json!({
@@ -215,110 +178,156 @@ async fn analyze_some(
     Outcome::done(summary)
 }
 
-/// The first-parent history, so that the lines of a merged branch are counted once. The oldest commit first.
-fn commits(repository: &Repository, head: Oid) -> anyhow::Result<Vec<Oid>> {
-    let mut walk = repository.revwalk()?;
-    walk.push(head)?;
-    walk.simplify_first_parent()?;
-    walk.set_sorting(Sort::TOPOLOGICAL | Sort::REVERSE)?;
-    Ok(walk.collect::<Result<_, _>>()?)
+/// `git` in this folder. It ends with the handler: when the job is cancelled, or another worker owns it.
+fn git(folder: &Path) -> Command {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(folder).stdin(Stdio::null()).kill_on_drop(true);
+    git
 }
 
-fn walk(
-    repo: &str,
-    some: Option<(Oid, Range<usize>)>,
-    clones: &Path,
-    mut evolution: Evolution,
-    steps: &mpsc::Sender<Step>,
-) -> anyhow::Result<Evolution> {
-    let repository = open(repo, clones, steps)?;
-    let commits = if let Some((head, part)) = some {
-        let of_all = commits(&repository, head)?;
-        of_all.get(part).context("the history is shorter than when it was counted")?.to_vec()
+/// Returns what `git` says.
+async fn said(git: &mut Command) -> anyhow::Result<String> {
+    let output = git.output().await.context("run git; is it installed?")?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        Ok(String::from_utf8(output.stdout)?)
     } else {
-        let head = repository.head()?.peel_to_commit().context("the repository has no commits")?.id();
-        commits(&repository, head)?
-    };
-    let point_every = commits.len().div_ceil(TIMELINE_POINTS).max(1);
-    let mut saved_at = Instant::now();
-    for oid in commits.iter().skip(evolution.commits) {
-        let commit = repository.find_commit(*oid)?;
-        add(&repository, &commit, &mut evolution)?;
-        evolution.commits += 1;
-        if evolution.commits.is_multiple_of(point_every) || evolution.commits == commits.len() {
-            evolution.timeline.push((commit.time().seconds(), evolution.lines.clone()));
-        }
-        let mut sent = steps.blocking_send(Step::Commit { n: evolution.commits, of: commits.len() });
-        if saved_at.elapsed() >= CHECKPOINT_EVERY {
-            sent = sent.and_then(|()| steps.blocking_send(Step::Checkpoint(Box::new(evolution.clone()))));
-            saved_at = Instant::now();
-        }
-        // The handler is gone: the job was cancelled, or another worker owns it.
-        sent.context("the handler was dropped")?;
+        Err(anyhow!("git: {}", error.trim()))
     }
-    Ok(evolution)
 }
 
-fn open(repo: &str, clones: &Path, steps: &mpsc::Sender<Step>) -> anyhow::Result<Repository> {
+async fn head(repository: &Path) -> anyhow::Result<String> {
+    let head = said(git(repository).args(["rev-parse", "--verify", "HEAD^{commit}"])).await;
+    Ok(head.context("the repository has no commits")?.trim().to_owned())
+}
+
+/// The first-parent history, so that the lines of a merged branch are counted once. The oldest commit first.
+async fn commits(repository: &Path, head: &str) -> anyhow::Result<Vec<String>> {
+    let ids = said(git(repository).args(["rev-list", "--first-parent", "--reverse", head])).await?;
+    Ok(ids.lines().map(str::to_owned).collect())
+}
+
+async fn walk(
+    repository: &Path,
+    some: Option<(String, Range<usize>)>,
+    mut evolution: Evolution,
+    ctx: &JobContext<App>,
+) -> Result<Evolution, JobError> {
+    let (head, part) = match some {
+        Some((head, part)) => (head, Some(part)),
+        None => (head(repository).await?, None),
+    };
+    let commits = commits(repository, &head).await?;
+    let Range { start, end } = part.unwrap_or(0..commits.len());
+    let (first, of) = (start + evolution.commits, end - start);
+    if first == end {
+        return Ok(evolution);
+    }
+    let mut log = git(repository);
+    log.args(["-c", "core.quotePath=false", "-c", "log.showRoot=true", "log", "--first-parent", "--reverse"]);
+    log.args(["-m", "--numstat", "--no-renames", "--format=commit %ct %an"]);
+    log.arg(commits.get(end - 1).context("the history is shorter than when it was counted")?);
+    if let Some(before) = first.checked_sub(1) {
+        log.arg(format!("^{}", commits[before]));
+    }
+    let mut log = log.stdout(Stdio::piped()).spawn().context("run git; is it installed?")?;
+    let mut lines = BufReader::new(log.stdout.take().context("git's output")?).split(b'\n');
+    let (point_every, mut saved_at) = (of.div_ceil(TIMELINE_POINTS).max(1), Instant::now());
+    let mut commit: Option<Change> = None;
+    loop {
+        let line = lines.next_segment().await?;
+        let line = line.as_deref().map(String::from_utf8_lossy);
+        let next = line.as_deref().map_or(Some(""), |line| line.strip_prefix("commit "));
+        let Some(next) = next else {
+            if let (Some(commit), Some(line)) = (&mut commit, line) {
+                commit.add(&line, &mut evolution);
+            }
+            continue;
+        };
+        // Of the commit before, all is read.
+        if let Some(Change { at, author, churn }) = commit.take() {
+            *evolution.churn_by_author.entry(author).or_default() += churn;
+            evolution.commits += 1;
+            if evolution.commits.is_multiple_of(point_every) || evolution.commits == of {
+                evolution.timeline.push((at, evolution.lines.clone()));
+            }
+            let n = evolution.commits;
+            #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+            let percent = n as f32 / of as f32 * 100.0;
+            ctx.progress("walking", percent, &format!("commit {n} of {of}")).await?;
+            if saved_at.elapsed() >= CHECKPOINT_EVERY {
+                ctx.save_checkpoint(&evolution).await?;
+                saved_at = Instant::now();
+            }
+        }
+        let Some((at, author)) = next.split_once(' ') else { break };
+        commit = Some(Change { at: at.parse()?, author: author.to_owned(), churn: 0 });
+    }
+    if log.wait().await?.success() && evolution.commits == of {
+        Ok(evolution)
+    } else {
+        Err(anyhow!("git log ended at commit {} of {of}", evolution.commits).into())
+    }
+}
+
+/// Returns the folder of a repository, which is cloned if it is not on this machine.
+async fn open(repo: &str, ctx: &JobContext<App>) -> Result<PathBuf, JobError> {
+    ctx.progress("opening", 0.0, repo).await?;
     if Path::new(repo).exists() {
-        return Repository::open(repo).with_context(|| format!("open {repo}"));
+        return Ok(repo.into());
     }
     let name: String = repo.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    let clones = &ctx.state().clones;
     let folder = clones.join(name);
-    // A large clone takes long, and a silent job counts as stale.
-    let fetch = || {
-        let mut callbacks = RemoteCallbacks::new();
-        callbacks.transfer_progress(|progress| {
-            let (received, of) = (progress.received_objects(), progress.total_objects());
-            // False stops the transfer: the handler is gone.
-            steps.blocking_send(Step::Clone { received, of }).is_ok()
-        });
-        let mut fetch = FetchOptions::new();
-        fetch.remote_callbacks(callbacks);
-        fetch
-    };
-    if let Ok(known) = Repository::open_bare(&folder) {
-        known.find_remote("origin")?.fetch(&["+HEAD:refs/heads/tenure"], Some(&mut fetch()), None)?;
-        known.set_head("refs/heads/tenure")?;
-        return Ok(known);
+    if folder.exists() {
+        let fetch = ["fetch", "--progress", "origin", "+HEAD:refs/heads/tenure"];
+        transfer(git(&folder).args(fetch), ctx).await?;
+        said(git(&folder).args(["symbolic-ref", "HEAD", "refs/heads/tenure"])).await?;
+        return Ok(folder);
     }
     // Clones into a temporary folder first: an interrupted clone must not look like a complete one.
     std::fs::create_dir_all(clones)?;
     let unfinished = clones.join(format!("unfinished-{}", uuid::Uuid::new_v4()));
-    RepoBuilder::new()
-        .bare(true)
-        .fetch_options(fetch())
-        .clone(repo, &unfinished)
-        .with_context(|| format!("clone {repo}"))?;
+    let mut clone = git(clones);
+    transfer(clone.args(["clone", "--bare", "--progress", "--", repo]).arg(&unfinished), ctx).await?;
     // Another worker may have been faster; then use its clone.
     if std::fs::rename(&unfinished, &folder).is_err() {
         std::fs::remove_dir_all(&unfinished).ok();
     }
-    Ok(Repository::open_bare(&folder)?)
+    Ok(folder)
 }
 
-/// Adds what one commit changed against its first parent.
-fn add(repository: &Repository, commit: &Commit<'_>, evolution: &mut Evolution) -> anyhow::Result<()> {
-    let before = commit.parent(0).ok().map(|parent| parent.tree()).transpose()?;
-    let mut options = DiffOptions::new();
-    options.context_lines(0).skip_binary_check(false);
-    let diff = repository.diff_tree_to_tree(before.as_ref(), Some(&commit.tree()?), Some(&mut options))?;
-    let mut churn = 0;
-    for index in 0..diff.deltas().len() {
-        // None: a binary file.
-        let Some(file) = Patch::from_diff(&diff, index)? else { continue };
-        let (_, added, removed) = file.line_stats()?;
-        let delta = file.delta();
-        let path = delta.new_file().path().or_else(|| delta.old_file().path()).unwrap_or(Path::new("?"));
-        let changed = u64::try_from(added + removed)?;
-        churn += changed;
-        *evolution.lines.entry(language(path).to_owned()).or_default() +=
-            i64::try_from(added)? - i64::try_from(removed)?;
-        *evolution.churn_by_file.entry(path.to_string_lossy().into_owned()).or_default() += changed;
+/// Reports what `git` says meanwhile: a large transfer takes long, and a silent job counts as stale.
+async fn transfer(git: &mut Command, ctx: &JobContext<App>) -> Result<(), JobError> {
+    let mut git = git.stderr(Stdio::piped()).spawn().context("run git; is it installed?")?;
+    let mut lines = BufReader::new(git.stderr.take().context("git's errors")?).split(b'\r');
+    let mut last = String::new();
+    while let Some(line) = lines.next_segment().await? {
+        last = String::from_utf8_lossy(&line).trim().to_owned();
+        ctx.progress("cloning", 0.0, &last).await?;
     }
-    let author = String::from_utf8_lossy(commit.author().name_bytes()).into_owned();
-    *evolution.churn_by_author.entry(author).or_default() += churn;
-    Ok(())
+    if git.wait().await?.success() { Ok(()) } else { Err(anyhow!("git: {last}").into()) }
+}
+
+/// What one commit changed against its first parent.
+struct Change {
+    at: i64,
+    author: String,
+    churn: u64,
+}
+
+impl Change {
+    /// Adds a file: lines added, lines removed, path. Of a binary file, there are no lines.
+    fn add(&mut self, file: &str, evolution: &mut Evolution) {
+        let mut fields = file.splitn(3, '\t');
+        let mut number = || fields.next().and_then(|number| number.parse::<u32>().ok());
+        let (Some(added), Some(removed), Some(path)) = (number(), number(), fields.next()) else { return };
+        let changed = u64::from(added) + u64::from(removed);
+        self.churn += changed;
+        *evolution.lines.entry(language(Path::new(path)).to_owned()).or_default() +=
+            i64::from(added) - i64::from(removed);
+        *evolution.churn_by_file.entry(path.to_owned()).or_default() += changed;
+    }
 }
 
 fn language(path: &Path) -> &'static str {

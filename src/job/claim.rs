@@ -35,9 +35,8 @@ use crate::job::JobId;
 /// assert!(FencingToken(2) > 1);
 /// assert_eq!(serde_json::to_string(&FencingToken(2)).unwrap(), "2");
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, sqlx::Type)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-#[sqlx(transparent)]
 pub struct FencingToken(pub i64);
 
 impl PartialEq<i64> for FencingToken {

@@ -23,9 +23,8 @@ use uuid::Uuid;
 const NAME_CHARS_MAX: usize = 64;
 
 /// Names one job, for ever. A UUID v7: ids sort by the time of their making.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, sqlx::Type)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-#[sqlx(transparent)]
 pub struct JobId(pub Uuid);
 
 impl JobId {

@@ -5,7 +5,12 @@ use std::{str::FromStr, time::Duration};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
-use sqlx::{Row, error::BoxDynError, postgres::PgRow};
+use sqlx::{
+    Decode, Encode, Postgres, Row,
+    encode::IsNull,
+    error::BoxDynError,
+    postgres::{PgArgumentBuffer, PgHasArrayType, PgRow, PgTypeInfo, PgValueRef},
+};
 use uuid::Uuid;
 
 use crate::job::{
@@ -642,3 +647,35 @@ mod tests {
         }
     }
 }
+
+/// Stores a type as what it wraps. The derive of sqlx would compile all of sqlx once more, for its macros.
+macro_rules! stored_as {
+    ($outer:ident, $inner:ty) => {
+        impl sqlx::Type<Postgres> for $outer {
+            fn type_info() -> PgTypeInfo {
+                <$inner as sqlx::Type<Postgres>>::type_info()
+            }
+        }
+
+        impl PgHasArrayType for $outer {
+            fn array_type_info() -> PgTypeInfo {
+                <$inner as PgHasArrayType>::array_type_info()
+            }
+        }
+
+        impl Encode<'_, Postgres> for $outer {
+            fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+                <$inner as Encode<'_, Postgres>>::encode_by_ref(&self.0, buffer)
+            }
+        }
+
+        impl<'r> Decode<'r, Postgres> for $outer {
+            fn decode(value: PgValueRef<'r>) -> Result<Self, BoxDynError> {
+                <$inner as Decode<'r, Postgres>>::decode(value).map(Self)
+            }
+        }
+    };
+}
+
+stored_as!(JobId, Uuid);
+stored_as!(FencingToken, i64);
