@@ -87,20 +87,27 @@ book:
 
 check:
 	@scripts/setup
+	@$(MAKE) --no-print-directory run-check-files
+	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings
+	@$(MAKE) --no-print-directory run-check-features
+
+.PHONY: run-check-files run-check-features run-demo run-test run-test-postgres run-chaos run-conformance run-script run-bench-all run-bench-tenure run-bench-retention run-bench-gateway run-bench-peers
+BUILT := $${CARGO_TARGET_DIR:-target}
+
+run-check-files:
 	@python3 scripts/check_docs.py
 	@python3 scripts/scale --check
 	@python3 scripts/check_dependencies.py
 	@LIST=1 python3 scripts/mutants
 	@scripts/check-clients
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --all-targets --all-features -- -D warnings
-	$(CARGO) clippy --locked --all-features --test chaos -- -D warnings
+
+# Each compiles the dependencies in a shape of its own.
+run-check-features:
 	$(CARGO) clippy --locked -p tenure --lib --no-default-features -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features
-
-.PHONY: run-demo run-test run-test-postgres run-chaos run-conformance run-script run-bench-all run-bench-tenure run-bench-retention run-bench-gateway run-bench-peers
-BUILT := $${CARGO_TARGET_DIR:-target}
 
 run-demo:
 	$(CARGO) build --quiet --locked --all-features --bin tenure --example code_evolution
