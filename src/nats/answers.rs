@@ -375,9 +375,10 @@ impl Sender {
                     tracing::error!(
                         stream = self.stream,
                         left_out,
-                        "messages stay unacknowledged, and NATS delivers them again after ack_wait: acknowledgements go \
-                         over a connection of their own, and NATS_URL leads to another stream than the application's own \
-                         client; set NATS_URL, and the login beside it, to that client's"
+                        "messages stay unacknowledged, and NATS delivers them again after ack_wait: \
+                         acknowledgements go over a connection of their own, and NATS_URL leads to another \
+                         stream than the application's own client; set NATS_URL, and the login beside it, to \
+                         that client's"
                     );
                 }
                 sleep(AGAIN_AFTER_MAX).await;

@@ -25,8 +25,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const SERVERS: &str = "the application's own client";
 
 impl Nats {
-    /// Uses this client, and never closes it, for all but answers: it makes its connection again, and would send what it
-    /// still holds to a server that went back. NATS may be away.
+    /// Uses this client, and never closes it, for all but answers: it makes its connection again, and would send
+    /// what it still holds to a server that went back. NATS may be away.
     pub(crate) async fn given(config: &Config, client: Client) -> Result<Self, NatsError> {
         if let Some(prefix) = &config.inbox_prefix {
             let inbox = client.new_inbox();

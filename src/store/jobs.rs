@@ -626,7 +626,8 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
         let take = |limit: i64, refused: i64| self.rows(query(EXPIRE).bind(jobs).bind(limit).bind(refused));
-        Ok(ended(&past_refused(limit, "end", take).await?)?)
+        let rows = if jobs.is_some() { take(limit, 0).await } else { past_refused(limit, "end", take).await };
+        Ok(ended(&rows?)?)
     }
 
     /// Makes jobs that wait for a later time due; returns those that waited.

@@ -307,8 +307,8 @@ pub(crate) fn halve<I>(mut batch: Vec<I>, rest: &mut Vec<Vec<I>>) {
     rest.extend([second, batch]);
 }
 
-/// Takes the first `most` rows of an order, but for those that Postgres refuses to write: a smaller limit leads to such a
-/// row, and an offset past it. `take` gets both.
+/// Takes the first `most` rows of an order, but for those that Postgres refuses to write: a smaller limit leads to
+/// such a row, and an offset past it. `take` gets both.
 pub(crate) async fn past_refused<'t>(
     most: i64,
     what: &str,
@@ -332,7 +332,8 @@ pub(crate) async fn past_refused<'t>(
                     tracing::error!(
                         error,
                         left_out,
-                        "could not {what} a job that Postgres refuses to write; the others go on, and the next look retries"
+                        "could not {what} a job that Postgres refuses to write; the others go on, and the next look \
+                         retries"
                     );
                 }
             }
