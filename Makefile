@@ -75,7 +75,7 @@ rolling-upgrade:
 
 release:
 	@scripts/release $(or $(ONLY),msrv licences semver unused features)
-	@[ -n "$(ONLY)" ] || FORCE=1 scripts/when-changed deploy package kit-mistakes postgres-17
+	@[ -n "$(ONLY)" ] || FORCE=1 scripts/when-changed deploy features package kit-mistakes postgres-17
 
 pictures:
 	@scripts/pictures

@@ -197,7 +197,7 @@ async fn chaos(args: Args) -> bool {
         tokio::task::spawn_blocking(move || {
             let postgres = tenure::dev::Postgres::start_with(
                 &folder.join("postgres"),
-                false,
+                true,
                 &["track_commit_timestamp=on"],
             )
             .unwrap();

@@ -290,13 +290,14 @@ async fn hellos_of_made_up_queues_leave_nothing_but_rows() {
     let stream = bench.js.get_stream(&bench.config.stream).await;
     assert_eq!(stream.map_or(0, |stream| stream.cached_info().state.consumer_count), 0);
     // Those go soon, as none of these workers has said anything more. One that has stays.
-    let ago =
-        "SET started_at = started_at - interval '11 min', last_seen_at = last_seen_at - interval '11 min'";
-    bench.execute(&format!("UPDATE tenure.workers {ago} WHERE language IS NOT NULL")).await;
     let silent = "'made-up-hello-7/one'";
     bench
         .execute(&format!(
-            "UPDATE tenure.workers SET last_seen_at = last_seen_at + interval '5 s' WHERE worker_id = {silent}"
+            "UPDATE tenure.workers
+                SET started_at = started_at - interval '11 min',
+                    last_seen_at = last_seen_at - interval '11 min'
+                                 + CASE worker_id WHEN {silent} THEN interval '5 s' ELSE interval '0' END
+              WHERE language IS NOT NULL"
         ))
         .await;
     bench.until_count("tenure.workers WHERE language IS NOT NULL", 1).await;

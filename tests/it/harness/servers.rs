@@ -1,7 +1,7 @@
 //! Servers: those that all tests of this process share, and those of one test alone.
 //!
 //! Both begin as a copy of one folder, in which the cluster's database `postgres` is migrated: it is made once for each
-//! schema and each Postgres, and kept in the target folder. No test server waits for the disk.
+//! schema and each Postgres, and kept in the target folder. No test server waits for the disk, but those of `make faults`.
 
 use std::{
     collections::hash_map::DefaultHasher,
@@ -64,9 +64,14 @@ fn own_with(folder: &Path, settings: &[&str]) -> Servers {
     let postgres = folder.join("postgres");
     copy(seed(), &postgres);
     Servers {
-        postgres: Postgres::start_with(&postgres, false, settings).unwrap(),
+        postgres: Postgres::start_with(&postgres, is_durable(), settings).unwrap(),
         nats: Nats::start(&folder.join("nats")).unwrap(),
     }
+}
+
+/// Whether Postgres waits for the disk: `make faults` says so.
+fn is_durable() -> bool {
+    std::env::var_os("DURABLE").is_some()
 }
 
 impl Shared {
