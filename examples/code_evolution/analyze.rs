@@ -131,7 +131,7 @@ pub(crate) async fn part(job: AnalyzePart, ctx: JobContext<App>) -> Result<Outco
 }
 
 pub(crate) async fn clone(job: CloneRepo, ctx: JobContext<App>) -> Result<Outcome, JobError> {
-    let repository = open(&job.repo, &ctx).await?;
+    let repository = open(&job.repo, true, &ctx).await?;
     let head = head(&repository).await?;
     Outcome::done(Cloned { commits: commits(&repository, &head).await?.len(), head })
 }
@@ -144,7 +144,9 @@ async fn analyze_some(
 ) -> Result<Outcome, JobError> {
     let resumed: Evolution = ctx.checkpoint().unwrap_or_default();
     let resumed_at = resumed.commits;
-    let last = walk(&open(repo, ctx).await?, some, resumed, ctx).await?;
+    // The clone before the parts has fetched what they walk.
+    let repository = open(repo, some.is_none(), ctx).await?;
+    let last = walk(&repository, some, resumed, ctx).await?;
 
     let report = report(&last);
     let summary = json!({
@@ -181,7 +183,7 @@ async fn analyze_some(
 /// `git` in this folder. It ends with the handler: when the job is cancelled, or another worker owns it.
 fn git(folder: &Path) -> Command {
     let mut git = Command::new("git");
-    git.arg("-C").arg(folder).stdin(Stdio::null()).kill_on_drop(true);
+    git.arg("-C").arg(folder).env("GIT_TERMINAL_PROMPT", "0").stdin(Stdio::null()).kill_on_drop(true);
     git
 }
 
@@ -270,8 +272,8 @@ async fn walk(
     }
 }
 
-/// Returns the folder of a repository, which is cloned if it is not on this machine.
-async fn open(repo: &str, ctx: &JobContext<App>) -> Result<PathBuf, JobError> {
+/// Returns the folder of a repository, which is cloned if it is not on this machine. `anew`: with what came since.
+async fn open(repo: &str, anew: bool, ctx: &JobContext<App>) -> Result<PathBuf, JobError> {
     ctx.progress("opening", 0.0, repo).await?;
     if Path::new(repo).exists() {
         return Ok(repo.into());
@@ -279,6 +281,9 @@ async fn open(repo: &str, ctx: &JobContext<App>) -> Result<PathBuf, JobError> {
     let name: String = repo.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     let clones = &ctx.state().clones;
     let folder = clones.join(name);
+    if folder.exists() && !anew {
+        return Ok(folder);
+    }
     if folder.exists() {
         let fetch = ["fetch", "--progress", "origin", "+HEAD:refs/heads/tenure"];
         transfer(git(&folder).args(fetch), ctx).await?;

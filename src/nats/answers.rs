@@ -26,7 +26,7 @@ use std::{
 use async_nats::{
     Client, ConnectOptions, Event, ReconnectToServer, ServerAddr, Subject,
     connection::State,
-    jetstream::{self, AckKind, context::GetStreamErrorKind, response::Response},
+    jetstream::{self, AckKind, response::Response},
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -67,6 +67,8 @@ pub(crate) struct Line {
     pub(super) client: Client,
     context: jetstream::Context,
     broken: Arc<(AtomicBool, Notify)>,
+    /// The application's client, and the number of its connection: after the next, the line is checked anew.
+    beside: Option<(Client, u64)>,
     id: u64,
     made_at: Instant,
     wake: Mutex<Wake>,
@@ -103,7 +105,9 @@ impl std::fmt::Debug for Line {
 impl Line {
     /// Whether this is still the connection that it was.
     pub(super) fn is_up(&self) -> bool {
-        !self.broken.0.load(Ordering::Acquire) && self.client.connection_state() == State::Connected
+        !self.broken.0.load(Ordering::Acquire)
+            && self.client.connection_state() == State::Connected
+            && self.beside.as_ref().is_none_or(|(client, connects)| *connects == connects_of(client))
     }
 
     /// Whether a message that was requested over it and arrived then may be answered without a look.
@@ -156,28 +160,33 @@ impl Line {
     /// Waits until it is not up.
     async fn broken(&self) {
         while self.is_up() {
-            // It may break before this listens.
+            // It may break before this listens, and the application's client tells of no break.
             drop(timeout(AGAIN_AFTER, self.broken.1.notified()).await);
         }
     }
+}
+
+fn connects_of(client: &Client) -> u64 {
+    client.statistics().connects.load(Ordering::Relaxed)
 }
 
 /// How a line is made.
 pub(super) struct Dial {
     pub(super) servers: Vec<ServerAddr>,
     pub(super) options: ConnectOptions,
-    /// Whether everything else goes over the application's client, which may lead elsewhere.
-    pub(super) is_beside_given: bool,
+    /// The application's client, if everything else goes over it: it may lead elsewhere.
+    pub(super) beside: Option<Client>,
 }
 
 impl Dial {
     async fn line(&self) -> Option<Line> {
         let broken = Arc::new((AtomicBool::new(false), Notify::new()));
+        let beside = self.beside.as_ref().map(|client| (client.clone(), connects_of(client)));
         let client = connect_once(&self.servers, self.options.clone(), broken.clone()).await?;
         let context = jetstream::new(client.clone());
         let made_at = Instant::now();
         let wake = Mutex::new(Wake { noted_at: made_at, woke_at: None });
-        let line = Line { client, context, broken, id: rand::random(), made_at, wake };
+        let line = Line { client, context, broken, beside, id: rand::random(), made_at, wake };
         line.is_up().then_some(line)
     }
 }
@@ -220,7 +229,7 @@ async fn connect_once(
     let nowhere = NOWHERE.parse::<ServerAddr>().ok()?;
     client.set_server_pool(nowhere).await.ok()?;
     // It may have broken, and have been made again, before that.
-    (client.statistics().connects.load(Ordering::Relaxed) == 1).then_some(client)
+    (connects_of(&client) == 1).then_some(client)
 }
 
 /// An answer to one message.
@@ -370,18 +379,19 @@ impl Sender {
                 pause = (pause * 2).min(AGAIN_AFTER_MAX);
                 continue;
             };
-            if self.dial.is_beside_given && self.leads_elsewhere(&line).await {
+            if self.leads_elsewhere(&line).await {
                 if let Some(left_out) = repeats::tell("elsewhere", &self.stream) {
                     tracing::error!(
                         stream = self.stream,
                         left_out,
                         "messages stay unacknowledged, and NATS delivers them again after ack_wait: \
-                         acknowledgements go over a connection of their own, and NATS_URL leads to another \
-                         stream than the application's own client; set NATS_URL, and the login beside it, to \
-                         that client's"
+                         acknowledgements go over a connection of their own, and what NATS_URL leads to does not show \
+                         the stream of the application's own client; set NATS_URL, and the login beside it, to that \
+                         client's"
                     );
                 }
-                sleep(AGAIN_AFTER_MAX).await;
+                sleep(pause).await;
+                pause = (pause * 2).min(AGAIN_AFTER_MAX);
                 continue;
             }
             pause = AGAIN_AFTER;
@@ -395,16 +405,15 @@ impl Sender {
         }
     }
 
-    /// Whether the line shows another stream than the application's client. `false`, too: one of the two shows none.
+    /// Whether the line does not show the stream that the application's client shows. `false`, too: that client shows
+    /// none, and delivers nothing.
     async fn leads_elsewhere(&self, line: &Line) -> bool {
-        let beside = jetstream::new(self.client.clone());
-        let stream = self.stream.as_str();
-        let (given, own) = tokio::join!(beside.get_stream(stream), line.context.get_stream(stream));
-        match (given, own) {
-            (Ok(given), Ok(own)) => given.cached_info().created != own.cached_info().created,
-            (Ok(_), Err(error)) => matches!(error.kind(), GetStreamErrorKind::JetStream(_)),
-            _ => false,
-        }
+        let Some(beside) = &self.dial.beside else { return false };
+        let Ok(theirs) = jetstream::new(beside.clone()).get_stream(self.stream.as_str()).await else {
+            return false;
+        };
+        let own = line.context.get_stream(self.stream.as_str()).await;
+        !own.is_ok_and(|own| own.cached_info().created == theirs.cached_info().created)
     }
 
     /// Sends answers over this line, until it breaks or is to be made anew. Returns whether more may come.

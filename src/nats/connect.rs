@@ -467,7 +467,7 @@ pub(super) async fn dial(config: &Config) -> Result<Dial, NatsError> {
     if let Some(prefix) = &config.inbox_prefix {
         options = options.custom_inbox_prefix(prefix);
     }
-    Ok(Dial { servers, options, is_beside_given: false })
+    Ok(Dial { servers, options, beside: None })
 }
 
 #[cfg(feature = "nkeys")]

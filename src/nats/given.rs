@@ -40,7 +40,7 @@ impl Nats {
             }
         }
         let seen = look(client.clone());
-        let dial = Dial { is_beside_given: true, ..dial(config).await? };
+        let dial = Dial { beside: Some(client.clone()), ..dial(config).await? };
         Ok(Self::over(config, client, dial, SERVERS.into(), seen))
     }
 }

@@ -174,6 +174,18 @@ impl Place {
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
+    /// Makes Postgres refuse to write this job.
+    pub(crate) async fn refuses(&self, job: JobId) {
+        let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+                      $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$";
+        self.execute(refuse).await;
+        let trigger = format!(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON tenure.jobs FOR EACH ROW WHEN (NEW.id = '{job}') \
+             EXECUTE FUNCTION refuse()"
+        );
+        self.execute(&trigger).await;
+    }
+
     /// Makes Postgres raise this error at the next write of a job, and never again.
     pub(crate) async fn raise_once(&self, code: &str) {
         // A failed publication writes its job's row, too: let all of them end first.

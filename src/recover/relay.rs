@@ -171,7 +171,7 @@ impl Take {
                 store.reclaim_lost(of, *published_before, visible_in, self.burst(), worker_id).await?
             }
         };
-        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n == self.burst());
+        let is_full = i64::try_from(taken.len()).is_ok_and(|n| n >= self.burst());
         Ok((taken, is_full))
     }
 }

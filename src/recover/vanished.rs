@@ -21,14 +21,11 @@ use futures::future::join_all;
 use super::report_reset;
 use crate::{
     config::Timing,
-    job::{
-        JobError,
-        attempt::{Reason, RecoveryPath},
-    },
+    job::attempt::{Reason, RecoveryPath},
     nats::{Nats, Probed},
-    observe::{hooks::Hooks, repeats},
+    observe::hooks::Hooks,
     proof::fault,
-    store::{Store, StoreError, batch::halve},
+    store::{Store, StoreError},
 };
 
 /// The time between two looks, in tenths of `renew_every`. (The statements say how many renewals a process may miss
@@ -135,37 +132,15 @@ pub(crate) async fn look(
     if gone.is_empty() {
         return Ok(Looked::Reset(0));
     }
-    let mut total = 0;
-    let mut parts = vec![gone.clone()];
-    while let Some(part) = parts.pop() {
-        let reset = store.reset_vanished(&part, between, timing.scan_every, timing.stale_after, worker_id);
-        match reset.await {
-            Ok(reset) => {
-                if !reset.is_empty() {
-                    fault::point("reset");
-                }
-                report_reset(RecoveryPath::Vanished, Reason::WorkerGone, &reset, worker_id, hooks);
-                total += reset.len();
-            }
-            Err(error) if error.is_of_one_row() && part.len() > 1 => halve(part, &mut parts),
-            // The scanner resets its other jobs, after `stale_after`.
-            Err(error) if error.is_of_one_row() => {
-                let error = JobError::from(error).text();
-                if let Some(left_out) = repeats::tell("reset", &error) {
-                    tracing::error!(
-                        owner = part[0],
-                        error,
-                        left_out,
-                        "Postgres refused to reset a job of a lost worker"
-                    );
-                }
-            }
-            Err(error) => return Err(error),
-        }
+    let reset =
+        store.reset_vanished(&gone, between, timing.scan_every, timing.stale_after, worker_id).await?;
+    if !reset.is_empty() {
+        fault::point("reset");
     }
+    report_reset(RecoveryPath::Vanished, Reason::WorkerGone, &reset, worker_id, hooks);
     // A live process that was forgotten by mistake registers again.
     store.forget_workers(Some(&gone), timing.renew_every * FORGOTTEN_RENEWALS).await?;
-    Ok(Looked::Reset(total))
+    Ok(Looked::Reset(reset.len()))
 }
 
 #[cfg(test)]

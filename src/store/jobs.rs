@@ -13,10 +13,9 @@ use uuid::Uuid;
 use super::{
     BURY, CANCEL, CLAIM, CLAIM_ONE, CLAIM_SKIP, COMPLETE, COMPLETE_GROUPED, COMPLETE_GROUPED_TOLD,
     COMPLETE_ONE, COMPLETE_SKIP, COMPLETE_TOLD, COMPLETE_UNKEPT, COMPLETE_UNKEPT_ONE, COMPLETE_UNKEPT_SKIP,
-    ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, HELD_KEYS, LIVE_JOBS, MISSED, PROGRESS,
-    PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE, UNANSWERED,
-    UNPUBLISHED, VISIBLE, WAS_RESET,
-    batch::past_refused,
+    ENQUEUE, ENQUEUE_ONE, ENQUEUE_PLAIN, ENQUEUE_SUBMITTED, EXPIRE, EXPIRED_IDS, HELD_KEYS, LIVE_JOBS,
+    MISSED, PROGRESS, PUT_OFF, REFUSE, RUN_NOW, SETTLE, SETTLE_SUSPENDED, SETTLED_AS, STATUSES, STILL_MINE,
+    UNANSWERED, UNPUBLISHED, VISIBLE, WAS_RESET,
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
@@ -625,8 +624,13 @@ impl Store {
         jobs: Option<&[JobId]>,
         limit: i64,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
-        let take = |limit: i64, refused: i64| self.rows(query(EXPIRE).bind(jobs).bind(limit).bind(refused));
-        let rows = if jobs.is_some() { take(limit, 0).await } else { past_refused(limit, "end", take).await };
+        let list = || self.rows(query(EXPIRED_IDS).bind(limit));
+        let take =
+            |passed_over: Vec<JobId>| self.rows(query(EXPIRE).bind(jobs).bind(limit).bind(passed_over));
+        let rows = match jobs {
+            Some(_) => take(Vec::new()).await,
+            None => self.past_refused("end", list, take).await,
+        };
         Ok(ended(&rows?)?)
     }
 

@@ -30,6 +30,7 @@ pub(crate) mod include;
 pub(crate) mod rows;
 mod jobs;
 mod recovery;
+mod refused;
 mod retention;
 mod queues;
 pub(crate) mod views;
@@ -218,6 +219,10 @@ statement_list! {
     REFUSE = "job" "refuse";
     PUT_OFF = "job" "put_off";
     TAKE_DUE = "recover" "take_due";
+    DUE_IDS = "recover" "due_ids";
+    EXPIRED_IDS = "recover" "expired_ids";
+    LOST_IDS = "recover" "lost_ids";
+    OWNED_IDS = "recover" "owned_ids";
     TAKE_TURNS = "recover" "take_turns";
     LEAVE_TURNS = "recover" "leave_turns";
     PUBLISHED_QUEUES = "recover" "published_queues";

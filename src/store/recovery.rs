@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use futures::FutureExt;
 use sqlx::{Row, postgres::PgRow, query};
 
 use super::{
-    ADD_MARK, CREATE_PARTITIONS, FLEET, FOLLOW_CLOCK, FORGET_WORKERS, LEAVE_TURNS, MEASURE, MEASURE_ALONE,
-    NOTE_REFUSED, NOTE_WAITING, PASSED_MARK, PUBLISHED_QUEUES, RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER,
-    RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_DUE, SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS,
-    TAKE_DUE, TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
-    batch::past_refused,
+    ADD_MARK, CREATE_PARTITIONS, DUE_IDS, FLEET, FOLLOW_CLOCK, FORGET_WORKERS, LEAVE_TURNS, LOST_IDS,
+    MEASURE, MEASURE_ALONE, NOTE_REFUSED, NOTE_WAITING, OWNED_IDS, PASSED_MARK, PUBLISHED_QUEUES,
+    RECLAIM_LOST, REGISTER_WORKER, RENEW_WORKER, RESET_STALE, RESET_VANISHED, RESET_WORKERS, SCAN_DUE,
+    SCAN_GATE, SILENT_WORKERS, SUSPECT, SUSPECTS, TAKE_DUE, TAKE_OVER, TAKE_TURNS, WORKERS_OF_HOST,
     call::{Store, StoreError},
     rows::{DueJob, EndedAttempt, Gate, HostWorker, Registration, Suspect, Suspects, Turns, due_jobs, ended},
     waiting::{
@@ -62,8 +62,9 @@ impl Store {
 
     /// Takes at most `limit` due jobs to publish now, in the order in which they are due.
     pub async fn take_due(&self, limit: i64) -> Result<Vec<DueJob>, StoreError> {
-        let take = |limit, refused| self.rows(query(TAKE_DUE).bind(limit).bind(refused));
-        Ok(due_jobs(&past_refused(limit, "publish", take).await?)?)
+        let list = || self.rows(query(DUE_IDS).bind(limit));
+        let take = |passed_over| self.rows(query(TAKE_DUE).bind(limit).bind(passed_over));
+        Ok(due_jobs(&self.past_refused("publish", list, take).await?)?)
     }
 
     /// Records what the stream held at a moment.
@@ -112,11 +113,12 @@ impl Store {
         limit: i64,
         worker_id: &str,
     ) -> Result<Vec<DueJob>, StoreError> {
-        let take = |limit: i64, refused: i64| {
+        let list = || self.rows(query(LOST_IDS).bind(queue).bind(before).bind(limit));
+        let take = |passed_over| {
             let reclaim = query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id);
-            self.rows(reclaim.bind(visible_in).bind(refused))
+            self.rows(reclaim.bind(visible_in).bind(passed_over))
         };
-        Ok(due_jobs(&past_refused(limit, "publish again", take).await?)?)
+        Ok(due_jobs(&self.past_refused("publish again", list, take).await?)?)
     }
 
     /// Returns at most `limit` queues in which a due job has counted as published for longer than `margin`, the last
@@ -268,14 +270,19 @@ impl Store {
         stale_after: Duration,
         worker_id: &str,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
-        let query = query(RESET_VANISHED)
-            .bind(gone.to_vec())
-            .bind(between_looks.as_secs_f64())
-            .bind(scan_every.as_secs_f64())
-            .bind(stale_after.as_secs_f64())
-            .bind(worker_id.to_owned());
-        // If the live jobs take too long to read, the scanner resets them.
-        Ok(ended(&self.rows_within(self.within().mul_f64(0.8), query).await?)?)
+        let list = || self.rows(query(OWNED_IDS).bind(gone));
+        let take = |passed_over: Vec<JobId>| {
+            let query = query(RESET_VANISHED)
+                .bind(gone.to_vec())
+                .bind(between_looks.as_secs_f64())
+                .bind(scan_every.as_secs_f64())
+                .bind(stale_after.as_secs_f64())
+                .bind(worker_id.to_owned())
+                .bind(passed_over);
+            // If the live jobs take too long to read, the scanner resets them.
+            self.rows_within(self.within().mul_f64(0.8), query).boxed()
+        };
+        Ok(ended(&self.past_refused("reset", list, take).await?)?)
     }
 
     /// Counts live jobs by queue, for the whole fleet. `messages` are those that the stream holds; `None`: NATS did not

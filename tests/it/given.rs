@@ -88,8 +88,15 @@ async fn an_applications_pool_and_client_serve_enqueues_workers_and_handlers_and
     bench.until_stream_is_empty(Duration::from_secs(10)).await;
 
     // After a reconnect of the client, the worker asks for jobs over the new connection.
+    let connects = || client.statistics().connects.load(std::sync::atomic::Ordering::Relaxed);
+    let before = connects();
     link.mend();
     link.break_off();
+    let within = Instant::now() + Duration::from_secs(10);
+    while connects() == before {
+        assert!(Instant::now() < within);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let id = bench.tenure.enqueue(job()).await.unwrap().id;
     assert_eq!(bench.until_finished(id).await.fencing_token, 1);
     bench.until_stream_is_empty(Duration::from_secs(10)).await;

@@ -278,7 +278,7 @@ impl Real {
                     .unwrap();
             }
             Action::Relay => {
-                let due = sqlx::query(statement("take_due")).bind(500_i64).bind(0_i64);
+                let due = sqlx::query(statement("take_due")).bind(500_i64).bind(Vec::<uuid::Uuid>::new());
                 assert_eq!(due.fetch_all(&self.pool).await.unwrap().len(), 1, "the relay finds it");
             }
             Action::PublishUnanswered { .. } => {
@@ -300,7 +300,7 @@ impl Real {
                     .bind(500_i64)
                     .bind("w")
                     .bind(committed)
-                    .bind(0_i64);
+                    .bind(Vec::<uuid::Uuid>::new());
                 assert_eq!(lost.fetch_all(&self.pool).await.unwrap().len(), 1, "its message is lost");
             }
             Action::Cancel => {

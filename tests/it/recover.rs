@@ -368,13 +368,6 @@ async fn a_job_that_cannot_be_written_keeps_no_other_from_its_publication_or_its
     let bench = bench().await;
     bench.tenure.setup(&["q".into(), "late".into()]).await.unwrap();
     bench.tenure.pause_queue("late").await.unwrap();
-    let due = chrono::Utc::now() + Duration::from_secs(1);
-    for n in 0..20_u64 {
-        let at = due + Duration::from_millis(n);
-        let job = |queue| JobRequest::new(queue, if n % 9 == 0 { "poison" } else { "k" }, json!(n));
-        bench.tenure.enqueue(job("q").run_at(at)).await.unwrap();
-        bench.tenure.enqueue(job("late").not_after(at)).await.unwrap();
-    }
     bench
         .execute(
             "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
@@ -387,6 +380,12 @@ async fn a_job_that_cannot_be_written_keeps_no_other_from_its_publication_or_its
                 WHEN (OLD.kind = 'poison') EXECUTE FUNCTION public.refuse()",
         )
         .await;
+    let due = chrono::Utc::now() + Duration::from_secs(5);
+    let job = |queue: &str, n: u64| JobRequest::new(queue, if n % 9 == 0 { "poison" } else { "k" }, json!(n));
+    let at = |n| due + Duration::from_millis(n);
+    bench.tenure.enqueue_many((0..20).map(|n| job("q", n).run_at(at(n)))).await.unwrap();
+    bench.tenure.enqueue_many((0..20).map(|n| job("late", n).not_after(at(n)))).await.unwrap();
+    assert_eq!(bench.count("tenure.jobs WHERE publish_at > now() AND queue = 'q'").await, 20);
     let worker = Running::start(
         Worker::builder(&bench.tenure).handle_any(KindOptions::new(), |_, _| async {}).concurrency("q", 20),
     );

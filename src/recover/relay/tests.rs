@@ -236,6 +236,27 @@ async fn a_queue_whose_lost_jobs_cannot_be_taken_keeps_no_other_from_its_look() 
     assert_eq!(look(&place, &mut lost).await, 1, "of the first one");
 }
 
+#[tokio::test]
+async fn a_lost_job_that_postgres_refuses_to_write_keeps_no_other_of_its_queue_from_a_message() {
+    let place = place().await;
+    place.tenure.nats().ensure_stream().await.unwrap();
+    place.tenure.nats().ensure_consumer("q").await.unwrap();
+    due(&place, "q", 5).await;
+    published_long_ago(&place).await;
+    let second = place.value("SELECT id FROM tenure.jobs ORDER BY published_at, id OFFSET 1 LIMIT 1").await;
+    place.refuses(second.parse().unwrap()).await;
+    let (mut lost, mut published) = (lost(), 0);
+    // A refused transaction unlocks its rows a moment after its answer: meanwhile a statement skips them.
+    for _ in 0..50 {
+        published += look(&place, &mut lost).await;
+        if published == 4 {
+            break;
+        }
+    }
+    assert_eq!(published, 4);
+    assert_eq!(look(&place, &mut lost).await, 0, "for a while, it is not tried again");
+}
+
 /// The job counts as published from its INSERT on, but its producer publishes it after the commit.
 #[tokio::test]
 async fn a_job_of_a_transaction_that_has_just_been_committed_is_not_lost() {

@@ -252,17 +252,7 @@ async fn turns_of_a_worker_that_has_stopped_or_whose_clock_was_ahead_are_free() 
 async fn a_job_that_postgres_refuses_to_write_keeps_no_other_from_being_reset() {
     let place = place().await;
     let jobs = silent_jobs(&place, 5).await;
-    place
-        .execute(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
-             $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$",
-        )
-        .await;
-    let trigger = format!(
-        "CREATE TRIGGER refuse BEFORE UPDATE ON tenure.jobs FOR EACH ROW WHEN (NEW.id = '{}') EXECUTE FUNCTION refuse()",
-        jobs[3]
-    );
-    place.execute(&trigger).await;
+    place.refuses(jobs[3]).await;
     let logs = Logs::default();
     let _listening = logs.record();
     let mut reset = 0;

@@ -118,6 +118,28 @@ async fn a_worker_without_a_subscriber_on_two_looks_is_gone() {
 }
 
 #[tokio::test]
+async fn a_job_that_postgres_refuses_to_write_keeps_no_other_of_its_worker_from_being_reset() {
+    let place = place().await;
+    silent_for(&place, 2.5, "nobody").await;
+    let refused = place.claimed_by("dead").await.key.job;
+    place.claimed_by("dead").await;
+    place.execute("UPDATE tenure.jobs SET last_activity_at = now() - interval '1 min'").await;
+    place.refuses(refused).await;
+    let mut reset = look_once(&place).await;
+    // A refused transaction unlocks its rows a moment after its answer: meanwhile a statement skips them.
+    for _ in 0..50 {
+        set(&place, "suspected_at", 0.6).await;
+        set(&place, "probed_at", 0.3).await;
+        reset += look_once(&place).await;
+        if reset == 2 {
+            break;
+        }
+    }
+    assert_eq!(reset, 2);
+    assert_eq!(of(&place, "worker_id").await, "dead", "it owns a job still");
+}
+
+#[tokio::test]
 async fn a_worker_without_a_connection_to_nats_judges_no_other() {
     let (place, server) = place_with_nats().await;
     silent_for(&place, 2.5, "nobody").await;

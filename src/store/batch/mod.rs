@@ -31,17 +31,10 @@ use tokio::{
 };
 
 use self::joint::Joint;
-use super::call::Rows;
-use crate::{
-    job::JobError,
-    observe::{panics, repeats},
-};
+use crate::observe::panics;
 
 /// The most items of one statement, which should take less than some 50 ms.
 pub(crate) const ITEMS_MAX: usize = 1_024;
-/// How much smaller a statement becomes that Postgres refuses for one row, and how many such rows a look passes over.
-const NARROWED_BY: i64 = 32;
-const REFUSED_MAX: i64 = 100;
 /// The most bytes that the items of one statement may carry together; a larger item goes alone.
 const BYTES_MAX: usize = 2 << 20;
 
@@ -305,43 +298,6 @@ pub(crate) fn fitting(bytes: impl Iterator<Item = usize>) -> usize {
 pub(crate) fn halve<I>(mut batch: Vec<I>, rest: &mut Vec<Vec<I>>) {
     let second = batch.split_off(batch.len() / 2);
     rest.extend([second, batch]);
-}
-
-/// Takes the first `most` rows of an order, but for those that Postgres refuses to write: a smaller limit leads to
-/// such a row, and an offset past it. `take` gets both.
-pub(crate) async fn past_refused<'t>(
-    most: i64,
-    what: &str,
-    take: impl Fn(i64, i64) -> BoxFuture<'t, Rows> + Send + Sync,
-) -> Rows {
-    let (mut taken, mut limit, mut refused) = (Vec::new(), most, 0);
-    loop {
-        match take(limit, refused).await {
-            Ok(rows) => {
-                taken.extend(rows);
-                if limit == most || i64::try_from(taken.len()).is_ok_and(|count| count >= most) {
-                    return Ok(taken);
-                }
-                limit = (limit * NARROWED_BY).min(most);
-            }
-            Err(error) if error.is_of_one_row() && limit > 1 => limit = (limit / NARROWED_BY).max(1),
-            Err(error) if error.is_of_one_row() && refused < REFUSED_MAX => {
-                refused += 1;
-                let error = JobError::from(error).text();
-                if let Some(left_out) = repeats::tell(what, &error) {
-                    tracing::error!(
-                        error,
-                        left_out,
-                        "could not {what} a job that Postgres refuses to write; the others go on, and the next look \
-                         retries"
-                    );
-                }
-            }
-            // What is taken is the caller's.
-            Err(_) if !taken.is_empty() => return Ok(taken),
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 /// Returns the answers in the order of their places.

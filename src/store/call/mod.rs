@@ -94,6 +94,7 @@ pub struct Inner {
     no_room: NoRoom,
     last_error: Mutex<String>,
     commits: Notify,
+    pub(super) passed_over: PassedOver,
     /// The runtime that tenure's own connections belong to. Handlers run on another: one that blocks its
     /// threads must not stop the socket of a heartbeat.
     home: Handle,
@@ -144,6 +145,7 @@ impl Store {
             no_room: NoRoom::default(),
             last_error: Mutex::default(),
             commits: Notify::new(),
+            passed_over: PassedOver::default(),
             home: Handle::current(),
         })))
     }

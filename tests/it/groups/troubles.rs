@@ -208,7 +208,7 @@ async fn a_redrive_of_a_follower_and_of_what_it_follows_is_one_step() {
     sqlx::query(statement("expire"))
         .bind(None::<Vec<uuid::Uuid>>)
         .bind(10_i64)
-        .bind(0_i64)
+        .bind(Vec::<uuid::Uuid>::new())
         .execute(&bench.pool)
         .await
         .unwrap();
