@@ -29,7 +29,9 @@ async fn of_fifty_enqueues_of_one_unique_key_one_creates_the_job_and_all_get_its
     let barrier = Arc::new(Barrier::new(50));
     let tasks: Vec<_> = (0..50)
         .map(|n| {
-            let (config, barrier) = (bench.config.clone(), barrier.clone());
+            let (mut config, barrier) = (bench.config.clone(), barrier.clone());
+            // One waits for the other, on a busy machine for seconds.
+            config.timing.database_within = Duration::from_secs(10);
             tokio::spawn(async move {
                 // One client each, or one batch would carry them all.
                 let tenure = Tenure::connect(&config).await.unwrap();

@@ -381,7 +381,9 @@ async fn a_job_that_cannot_be_written_keeps_no_other_from_its_publication_or_its
         )
         .await;
     let due = chrono::Utc::now() + Duration::from_secs(5);
-    let job = |queue: &str, n: u64| JobRequest::new(queue, if n % 9 == 0 { "poison" } else { "k" }, json!(n));
+    let job = |queue: &str, n: u64| {
+        JobRequest::new(queue, if n.is_multiple_of(9) { "poison" } else { "k" }, json!(n))
+    };
     let at = |n| due + Duration::from_millis(n);
     bench.tenure.enqueue_many((0..20).map(|n| job("q", n).run_at(at(n)))).await.unwrap();
     bench.tenure.enqueue_many((0..20).map(|n| job("late", n).not_after(at(n)))).await.unwrap();

@@ -44,6 +44,7 @@ use self::{
     pool::{Cause, HeldCount, OWN_CONNECTIONS},
     read_only::ReadOnly,
 };
+use super::refused::PassedOver;
 use crate::{
     config::{Config, DATABASE_SCHEMES, has_scheme},
     job::{JobError, duration::written},
@@ -94,7 +95,7 @@ pub struct Inner {
     no_room: NoRoom,
     last_error: Mutex<String>,
     commits: Notify,
-    pub(super) passed_over: PassedOver,
+    pub(in crate::store) passed_over: PassedOver,
     /// The runtime that tenure's own connections belong to. Handlers run on another: one that blocks its
     /// threads must not stop the socket of a heartbeat.
     home: Handle,

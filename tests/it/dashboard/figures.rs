@@ -500,7 +500,14 @@ async fn the_page_of_a_schedule_finds_its_jobs_in_a_long_history_or_says_why_not
     }
     finished(&bench, "other", 5_000, "30 min").await;
     let dashboard = Dashboard::start(&bench, &[], &[]).await;
-    let page = dashboard.get("/schedules/hourly").await.body;
+    // On a busy machine, the first look may find no time.
+    let mut page = String::new();
+    for _ in 0..5 {
+        page = dashboard.get("/schedules/hourly").await.body;
+        if !page.contains("The jobs could not be read") {
+            break;
+        }
+    }
     assert_eq!(page.matches("<tr id=\"job-").count(), 2, "{page}");
     let mut lock = bench.pool.begin().await.unwrap();
     sqlx::query("LOCK TABLE tenure.job_history IN ACCESS EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
