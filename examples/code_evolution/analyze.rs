@@ -222,15 +222,15 @@ async fn walk(
     let commits = commits(repository, &head).await?;
     let Range { start, end } = part.unwrap_or(0..commits.len());
     let (first, of) = (start + evolution.commits, end - start);
-    if first == end {
+    if first >= end {
         return Ok(evolution);
     }
     let mut log = git(repository);
     log.args(["-c", "core.quotePath=false", "-c", "log.showRoot=true", "log", "--first-parent", "--reverse"]);
-    log.args(["-m", "--numstat", "--no-renames", "--format=commit %ct %an"]);
+    log.args(["--diff-merges=first-parent", "--numstat", "--no-renames", "--format=commit %ct %an"]);
     log.arg(commits.get(end - 1).context("the history is shorter than when it was counted")?);
     if let Some(before) = first.checked_sub(1) {
-        log.arg(format!("^{}", commits[before]));
+        log.arg(format!("^{}", commits.get(before).context("the history is shorter than it was")?));
     }
     let mut log = log.stdout(Stdio::piped()).spawn().context("run git; is it installed?")?;
     let mut lines = BufReader::new(log.stdout.take().context("git's output")?).split(b'\n');

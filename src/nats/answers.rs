@@ -26,7 +26,7 @@ use std::{
 use async_nats::{
     Client, ConnectOptions, Event, ReconnectToServer, ServerAddr, Subject,
     connection::State,
-    jetstream::{self, AckKind, response::Response},
+    jetstream::{self, AckKind, context::GetStreamErrorKind, response::Response},
 };
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -405,12 +405,13 @@ impl Sender {
         }
     }
 
-    /// Whether the line does not show the stream that the application's client shows. `false`, too: that client shows
-    /// none, and delivers nothing.
+    /// Whether the line does not show the stream that the application's client shows, or that client does not answer.
     async fn leads_elsewhere(&self, line: &Line) -> bool {
         let Some(beside) = &self.dial.beside else { return false };
-        let Ok(theirs) = jetstream::new(beside.clone()).get_stream(self.stream.as_str()).await else {
-            return false;
+        let theirs = match jetstream::new(beside.clone()).get_stream(self.stream.as_str()).await {
+            Ok(theirs) => theirs,
+            // There is no stream yet, and nothing to acknowledge.
+            Err(error) => return !matches!(error.kind(), GetStreamErrorKind::JetStream(_)),
         };
         let own = line.context.get_stream(self.stream.as_str()).await;
         !own.is_ok_and(|own| own.cached_info().created == theirs.cached_info().created)

@@ -39,8 +39,11 @@ impl Nats {
                 return Err(NatsError::Client { reason });
             }
         }
+        let inbox = client.new_inbox();
+        let inboxes = inbox.rsplit_once('.').map_or(inbox.as_str(), |(inboxes, _)| inboxes);
+        let mut dial = Dial { beside: Some(client.clone()), ..dial(config).await? };
+        dial.options = dial.options.custom_inbox_prefix(inboxes);
         let seen = look(client.clone());
-        let dial = Dial { beside: Some(client.clone()), ..dial(config).await? };
         Ok(Self::over(config, client, dial, SERVERS.into(), seen))
     }
 }

@@ -624,11 +624,12 @@ impl Store {
         jobs: Option<&[JobId]>,
         limit: i64,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
-        let list = || self.rows(query(EXPIRED_IDS).bind(limit));
-        let take =
-            |passed_over: Vec<JobId>| self.rows(query(EXPIRE).bind(jobs).bind(limit).bind(passed_over));
+        let list = |passed_over: Vec<JobId>| self.rows(query(EXPIRED_IDS).bind(limit).bind(passed_over));
+        let take = |passed_over: Vec<JobId>, only: Option<Vec<JobId>>| {
+            self.rows(query(EXPIRE).bind(jobs).bind(limit).bind(passed_over).bind(only))
+        };
         let rows = match jobs {
-            Some(_) => take(Vec::new()).await,
+            Some(_) => take(Vec::new(), None).await,
             None => self.past_refused("end", list, take).await,
         };
         Ok(ended(&rows?)?)

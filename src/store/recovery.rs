@@ -62,8 +62,10 @@ impl Store {
 
     /// Takes at most `limit` due jobs to publish now, in the order in which they are due.
     pub async fn take_due(&self, limit: i64) -> Result<Vec<DueJob>, StoreError> {
-        let list = || self.rows(query(DUE_IDS).bind(limit));
-        let take = |passed_over| self.rows(query(TAKE_DUE).bind(limit).bind(passed_over));
+        let list = |passed_over: Vec<JobId>| self.rows(query(DUE_IDS).bind(limit).bind(passed_over));
+        let take = |passed_over: Vec<JobId>, only: Option<Vec<JobId>>| {
+            self.rows(query(TAKE_DUE).bind(limit).bind(passed_over).bind(only))
+        };
         Ok(due_jobs(&self.past_refused("publish", list, take).await?)?)
     }
 
@@ -113,10 +115,12 @@ impl Store {
         limit: i64,
         worker_id: &str,
     ) -> Result<Vec<DueJob>, StoreError> {
-        let list = || self.rows(query(LOST_IDS).bind(queue).bind(before).bind(limit));
-        let take = |passed_over| {
+        let list = |passed_over: Vec<JobId>| {
+            self.rows(query(LOST_IDS).bind(queue).bind(before).bind(limit).bind(passed_over))
+        };
+        let take = |passed_over: Vec<JobId>, only: Option<Vec<JobId>>| {
             let reclaim = query(RECLAIM_LOST).bind(queue).bind(before).bind(limit).bind(worker_id);
-            self.rows(reclaim.bind(visible_in).bind(passed_over))
+            self.rows(reclaim.bind(visible_in).bind(passed_over).bind(only))
         };
         Ok(due_jobs(&self.past_refused("publish again", list, take).await?)?)
     }
@@ -270,17 +274,21 @@ impl Store {
         stale_after: Duration,
         worker_id: &str,
     ) -> Result<Vec<EndedAttempt>, StoreError> {
-        let list = || self.rows(query(OWNED_IDS).bind(gone));
-        let take = |passed_over: Vec<JobId>| {
+        // If the live jobs take too long to read, the scanner resets them.
+        let within = self.within().mul_f64(0.8);
+        let list = |passed_over: Vec<JobId>| {
+            self.rows_within(within, query(OWNED_IDS).bind(gone.to_vec()).bind(passed_over)).boxed()
+        };
+        let take = |passed_over: Vec<JobId>, only: Option<Vec<JobId>>| {
             let query = query(RESET_VANISHED)
                 .bind(gone.to_vec())
                 .bind(between_looks.as_secs_f64())
                 .bind(scan_every.as_secs_f64())
                 .bind(stale_after.as_secs_f64())
                 .bind(worker_id.to_owned())
-                .bind(passed_over);
-            // If the live jobs take too long to read, the scanner resets them.
-            self.rows_within(self.within().mul_f64(0.8), query).boxed()
+                .bind(passed_over)
+                .bind(only);
+            self.rows_within(within, query).boxed()
         };
         Ok(ended(&self.past_refused("reset", list, take).await?)?)
     }

@@ -5,7 +5,7 @@
 //! halved, down to the one; it stays on the list for ten seconds, and is tried again then.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -15,7 +15,7 @@ use sqlx::Row;
 
 use super::{
     batch::halve,
-    call::{Rows, Store},
+    call::{Rows, Store, StoreError},
 };
 use crate::{
     job::{JobError, JobId},
@@ -25,6 +25,8 @@ use crate::{
 const PASSED_OVER_FOR: Duration = Duration::from_secs(10);
 /// The most jobs on the list.
 const PASSED_OVER_MAX: usize = 1_000;
+/// The most refusals of one look: twice as many as lead to one job of thousands.
+const REFUSALS_MAX: usize = 32;
 
 /// The jobs that Postgres has refused to write of late.
 #[derive(Debug, Clone, Default)]
@@ -46,38 +48,36 @@ impl PassedOver {
 }
 
 impl Store {
-    /// Executes a statement about many jobs, but for those that Postgres refuses to write. `take` gets the jobs to pass
-    /// over; `list` reads which it may be about, and perhaps more. Returns the rows of all parts.
+    /// Executes a statement about many jobs, but for those that Postgres refuses to write. `list` reads which it may be
+    /// about, and perhaps more. `take` executes it; both get the jobs to pass over, and `take` also the only ones that it
+    /// is to be about, or `None`. Returns the rows of all parts.
     pub(super) async fn past_refused<'t>(
         &self,
         what: &str,
-        list: impl Fn() -> BoxFuture<'t, Rows> + Send + Sync,
-        take: impl Fn(Vec<JobId>) -> BoxFuture<'t, Rows> + Send + Sync,
+        list: impl Fn(Vec<JobId>) -> BoxFuture<'t, Rows> + Send + Sync,
+        take: impl Fn(Vec<JobId>, Option<Vec<JobId>>) -> BoxFuture<'t, Rows> + Send + Sync,
     ) -> Rows {
         let passed_over = self.passed_over.now();
-        match take(passed_over.clone()).await {
+        match take(passed_over.clone(), None).await {
             Err(error) if error.is_of_one_row() => {}
             answer => return answer,
         }
-        let ids = list().await?.iter().map(|row| row.try_get(0)).collect::<Result<Vec<JobId>, _>>()?;
-        let (mut taken, mut parts) = (Vec::new(), vec![ids.clone()]);
-        while let Some(part) = parts.pop() {
-            let others: HashSet<JobId> = part.iter().copied().collect();
-            let others = ids.iter().filter(|id| !others.contains(id));
-            match take(passed_over.iter().chain(others).copied().collect()).await {
+        let ids = list(passed_over.clone()).await?;
+        let ids = ids.iter().map(|row| row.try_get(0)).collect::<Result<Vec<JobId>, _>>()?;
+        let (mut taken, mut parts, mut refusals) = (Vec::new(), vec![ids], 0);
+        // The next look goes on. Meanwhile what is taken waits here.
+        while refusals < REFUSALS_MAX
+            && let Some(part) = parts.pop()
+        {
+            match take(passed_over.clone(), Some(part.clone())).await {
                 Ok(rows) => taken.extend(rows),
-                Err(error) if error.is_of_one_row() && part.len() > 1 => halve(part, &mut parts),
-                Err(error) if error.is_of_one_row() && part.len() == 1 => {
-                    let (job, error) = (part[0], JobError::from(error).text());
-                    self.passed_over.add(job);
-                    if let Some(left_out) = repeats::tell(what, &error) {
-                        tracing::error!(
-                            %job,
-                            error,
-                            left_out,
-                            "could not {what} a job, as Postgres refuses to write it; the others go on, and it is \
-                             tried again after ten seconds"
-                        );
+                Err(error) if error.is_of_one_row() => {
+                    refusals += 1;
+                    if let [job] = part[..] {
+                        self.passed_over.add(job);
+                        tell(what, job, error);
+                    } else if !part.is_empty() {
+                        halve(part, &mut parts);
                     }
                 }
                 // What is taken is the caller's.
@@ -86,5 +86,18 @@ impl Store {
             }
         }
         Ok(taken)
+    }
+}
+
+fn tell(what: &str, job: JobId, error: StoreError) {
+    let error = JobError::from(error).text();
+    if let Some(left_out) = repeats::tell(what, &error) {
+        tracing::error!(
+            %job,
+            error,
+            left_out,
+            "could not {what} a job, as Postgres refuses to write it; the others go on, and it is tried again after ten \
+             seconds"
+        );
     }
 }

@@ -191,8 +191,8 @@ async fn the_relay_and_unique_keys_go_by_their_index() {
             let set = format!("SET plan_cache_mode = {mode}");
             sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut connection).await.unwrap();
             for (name, arguments, index) in [
-                ("take_due", "500, '{}'", "jobs_unpublished"),
-                ("reclaim_lost", "'q', now(), 500, 'w', '1:1:', '{}'", "jobs_published"),
+                ("take_due", "500, '{}', NULL", "jobs_unpublished"),
+                ("reclaim_lost", "'q', now(), 500, 'w', '1:1:', '{}', NULL", "jobs_published"),
                 ("published_queues", "NULL, 1000", "jobs_published"),
                 ("published_queues", "'x', 1000", "jobs_published"),
                 ("suspects", "2, ARRAY['q'], 100", "jobs_published"),
@@ -465,7 +465,11 @@ async fn an_empty_look_does_not_pass_the_dead_rows_that_an_open_transaction_keep
         bench.execute(dead).await;
     }
     let mut connection = PgConnection::connect(&bench.config.database_url).await.unwrap();
-    let expire = statement("expire").replace("$1", "NULL").replace("$2", "1000").replace("$3", "'{}'");
+    let expire = statement("expire")
+        .replace("$1", "NULL")
+        .replace("$2", "1000")
+        .replace("$3", "'{}'")
+        .replace("$4", "NULL");
     let overdue = statement("lanes_overdue").replace("$1", "0.3");
     for look in [
         "SELECT * FROM tenure.tend_lanes(1000, false)",

@@ -278,7 +278,10 @@ impl Real {
                     .unwrap();
             }
             Action::Relay => {
-                let due = sqlx::query(statement("take_due")).bind(500_i64).bind(Vec::<uuid::Uuid>::new());
+                let due = sqlx::query(statement("take_due"))
+                    .bind(500_i64)
+                    .bind(Vec::<uuid::Uuid>::new())
+                    .bind(None::<Vec<uuid::Uuid>>);
                 assert_eq!(due.fetch_all(&self.pool).await.unwrap().len(), 1, "the relay finds it");
             }
             Action::PublishUnanswered { .. } => {
@@ -300,7 +303,8 @@ impl Real {
                     .bind(500_i64)
                     .bind("w")
                     .bind(committed)
-                    .bind(Vec::<uuid::Uuid>::new());
+                    .bind(Vec::<uuid::Uuid>::new())
+                    .bind(None::<Vec<uuid::Uuid>>);
                 assert_eq!(lost.fetch_all(&self.pool).await.unwrap().len(), 1, "its message is lost");
             }
             Action::Cancel => {

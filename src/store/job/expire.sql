@@ -1,7 +1,7 @@
 -- expire: ends queued jobs that must not start any more: as dead letters, or cancelled, as their producer chose.
 --
 --   $1 ids: those that a claim has refused; NULL: those whose time has come  $2 row limit
---   $3 ids: jobs to pass over, as Postgres refuses to write them
+--   $3 ids: jobs to pass over, as Postgres refuses to write them  $4 ids: of the notes, no others; NULL: any
 --
 -- One row an ended job. A job that runs is left alone: if it comes back to the queue, its claim is refused. Its note is
 -- put off by a minute at a time: a job that is suspended then may have no claim. The note of a job that another session
@@ -11,7 +11,7 @@ WITH noted_down AS MATERIALIZED (
     SELECT e.ctid AS place, e.job_id FROM tenure.job_expiries e
      WHERE $1::uuid[] IS NULL AND e.at <= statement_timestamp()
        AND e.at >= (SELECT tenure.look_from('job_expiries'))
-       AND e.job_id <> ALL ($3::uuid[])
+       AND e.job_id <> ALL ($3::uuid[]) AND ($4::uuid[] IS NULL OR e.job_id = ANY ($4::uuid[]))
      ORDER BY e.at, e.job_id LIMIT $2
        FOR UPDATE SKIP LOCKED
 ), locked AS MATERIALIZED (

@@ -2,7 +2,7 @@
 --
 --   $1 worker ids that did not answer on this look  $2 seconds between two looks
 --   $3 scan_every in seconds  $4 stale_after in seconds  $5 worker id of the caller
---   $6 ids: jobs to pass over, as Postgres refuses to write them
+--   $6 ids: jobs to pass over, as Postgres refuses to write them  $7 ids: no others; NULL: any
 --
 -- Both channels must agree, on two looks: the worker has missed two renewals of its row, and its subject has no
 -- subscriber. A job's heartbeat also proves that its owner is alive.
@@ -43,7 +43,7 @@ WITH calm AS (
       JOIN vanished ON vanished.worker_id = j.worker_id
      WHERE j.status = 'processing'
        AND j.last_activity_at < statement_timestamp() - 2 * vanished.renew_every
-       AND j.id <> ALL ($6::uuid[])
+       AND j.id <> ALL ($6::uuid[]) AND ($7::uuid[] IS NULL OR j.id = ANY ($7::uuid[]))
      ORDER BY j.id
        FOR UPDATE OF j SKIP LOCKED
 )

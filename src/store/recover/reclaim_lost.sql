@@ -2,7 +2,7 @@
 -- dispatch.
 --
 --   $1 queue  $2 published before  $3 row limit  $4 worker id of the relay  $5 a snapshot
---   $6 ids: jobs to pass over, as Postgres refuses to write them
+--   $6 ids: jobs to pass over, as Postgres refuses to write them  $7 ids: no others; NULL: any
 --
 -- Only rows that the snapshot sees: a row whose transaction was not yet committed then is too new. (A row's xmin has 32
 -- of its transaction's 64 bits, and is less than 2^31 transactions old. That of a savepoint counts as committed.)
@@ -13,7 +13,7 @@ WITH lost AS MATERIALIZED (
       FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS newest) n, tenure.jobs
      WHERE queue = $1 AND published_at < $2 AND status = 'queued' AND scheduled_at <= statement_timestamp()
        AND pg_visible_in_snapshot((newest - ((newest - xmin::text::bigint) & 4294967295))::text::xid8, $5::text::pg_snapshot)
-       AND id <> ALL ($6::uuid[])
+       AND id <> ALL ($6::uuid[]) AND ($7::uuid[] IS NULL OR id = ANY ($7::uuid[]))
      ORDER BY published_at
      LIMIT $3
        FOR NO KEY UPDATE SKIP LOCKED

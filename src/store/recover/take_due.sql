@@ -1,6 +1,6 @@
 -- take_due: due jobs for the relay to publish, under a new dispatch each, in the order in which they are due.
 --
---   $1 row limit  $2 ids: jobs to pass over, as Postgres refuses to write them
+--   $1 row limit  $2 ids: jobs to pass over, as Postgres refuses to write them  $3 ids: no others; NULL: any
 --
 -- Committed before the relay publishes, as an enqueue is: the rows count as published. If a publication fails,
 -- unpublished.sql undoes this. If the publisher dies, reclaim_lost.sql finds its messages missing as it finds any lost
@@ -10,6 +10,7 @@
 WITH due AS MATERIALIZED (
     SELECT id FROM tenure.jobs
      WHERE publish_at <= statement_timestamp() AND status = 'queued' AND id <> ALL ($2::uuid[])
+       AND ($3::uuid[] IS NULL OR id = ANY ($3::uuid[]))
      ORDER BY publish_at
      LIMIT $1
        FOR NO KEY UPDATE SKIP LOCKED

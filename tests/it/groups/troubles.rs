@@ -209,6 +209,7 @@ async fn a_redrive_of_a_follower_and_of_what_it_follows_is_one_step() {
         .bind(None::<Vec<uuid::Uuid>>)
         .bind(10_i64)
         .bind(Vec::<uuid::Uuid>::new())
+        .bind(None::<Vec<uuid::Uuid>>)
         .execute(&bench.pool)
         .await
         .unwrap();
