@@ -381,15 +381,19 @@ async fn a_job_that_no_claim_of_a_limited_queue_can_have_becomes_a_dead_letter()
     buries(&place, &deliver, &deliver, "PERFORM pg_sleep(6)").await;
 }
 
-/// Claims a job. In a limited queue it has no room for as long as another statement has the limit.
-async fn claims(place: &Place, deliver: &Deliver, job: JobId) {
+/// Decides about a delivery. In a limited queue it has no room for as long as another statement has the limit.
+async fn decide_with_room(deliver: &Deliver, delivery: &Delivery) -> Delivered {
     for _ in 0..100 {
-        match decide(deliver, &place.ticket(job, 1)).await {
+        match decide(deliver, delivery).await {
             Delivered::Missed(Missed::Full) => tokio::time::sleep(Duration::from_millis(200)).await,
-            delivered => return drop(claim_of(delivered)),
+            delivered => return delivered,
         }
     }
     panic!("the queue stays full");
+}
+
+async fn claims(place: &Place, deliver: &Deliver, job: JobId) {
+    claim_of(decide_with_room(deliver, &place.ticket(job, 1)).await);
 }
 
 /// Postgres refuses the one, and takes for ever with the other; everybody else's jobs are claimed meanwhile.
@@ -416,7 +420,8 @@ async fn buries(place: &Place, deliver: &Deliver, another: &Deliver, endless: &s
         };
         let buried = format!("SELECT count(*) FROM tenure.dead_letter_jobs WHERE id = '{hurts}'");
         // Nothing shows that this worker can claim anything at all.
-        assert!(matches!(decide(deliver, &again(9)).await, Delivered::Missed(Missed::Unanswered)), "{what}");
+        let first = decide_with_room(deliver, &again(9)).await;
+        assert!(matches!(first, Delivered::Missed(Missed::Unanswered)), "{what}");
         let second = decide(another, &again(9)).await;
         // The claim of a limited queue may have won by now.
         let is_expected = if deliver.slots.get("q").is_some_and(Slots::is_limited) {

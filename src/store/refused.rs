@@ -48,9 +48,9 @@ impl PassedOver {
 }
 
 impl Store {
-    /// Executes a statement about many jobs, but for those that Postgres refuses to write. `list` reads which it may be
-    /// about, and perhaps more. `take` executes it; both get the jobs to pass over, and `take` also the only ones that it
-    /// is to be about, or `None`. Returns the rows of all parts.
+    /// Executes a statement about many jobs, but for those that Postgres refuses to write. `list` reads which it may
+    /// be about, and perhaps more. `take` executes it; both get the jobs to pass over, and `take` also the only ones
+    /// that it is to be about, or `None`. Returns the rows of all parts.
     pub(super) async fn past_refused<'t>(
         &self,
         what: &str,
@@ -96,8 +96,8 @@ fn tell(what: &str, job: JobId, error: StoreError) {
             %job,
             error,
             left_out,
-            "could not {what} a job, as Postgres refuses to write it; the others go on, and it is tried again after ten \
-             seconds"
+            "could not {what} a job, as Postgres refuses to write it; the others go on, and it is tried again after \
+             ten seconds"
         );
     }
 }
