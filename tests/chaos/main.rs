@@ -197,7 +197,8 @@ async fn chaos(args: Args) -> bool {
         tokio::task::spawn_blocking(move || {
             let postgres = tenure::dev::Postgres::start_with(
                 &folder.join("postgres"),
-                true,
+                // Whether it waits for the disk.
+                std::env::var_os("DURABLE").is_some(),
                 &["track_commit_timestamp=on"],
             )
             .unwrap();
