@@ -12,7 +12,10 @@
 //! - `an_event_that_comes_before_its_wait_is_there`
 //! - `a_signal_between_the_wait_and_its_settle_is_not_lost`
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
@@ -34,8 +37,8 @@ const BYTES_AT_ONCE: usize = 4 * 1024 * 1024;
 
 impl<S> JobContext<S> {
     /// Returns the outputs of the jobs that this one follows in its [group](crate::Tenure::group), in the order in
-    /// which they were added. One that left no output has `null`, which is a `()` or a `None`; one that has failed is
-    /// left out.
+    /// which they were added. One that left no output has `null`, which is a `()` or a `None`; one of
+    /// [`JobContext::failed_before`] is left out.
     ///
     /// Cancel safe.
     ///
@@ -50,14 +53,19 @@ impl<S> JobContext<S> {
     /// Returns the jobs before this one that have failed or were cancelled, for a follower that
     /// [runs](crate::groups::OnFailure::Run) nevertheless.
     ///
+    /// The first call of this or of [`JobContext::outputs`] decides for the whole attempt: a job that has not completed
+    /// by then counts as failed, even if it is redriven and completes meanwhile. So each job is in one of the two.
+    ///
     /// Cancel safe.
     ///
     /// # Errors
     ///
     /// A [`JobError`] with [`ContextError::Store`] inside if Postgres does not answer.
     pub async fn failed_before(&self) -> Result<Vec<JobId>, JobError> {
-        let ends = self.ends_before(None).await?;
-        Ok(ends.into_iter().filter(|end| !end.is_completed).map(|end| end.id).collect())
+        if self.job.failed_before.get().is_none() {
+            self.ends_before(None).await?;
+        }
+        Ok(self.job.failed_before.get().into_iter().flat_map(BTreeMap::values).copied().collect())
     }
 
     /// Returns the outputs of the jobs that this one follows, or of those of its step.
@@ -91,6 +99,21 @@ impl<S> JobContext<S> {
                         some.iter().filter_map(|end| end.output.as_ref().map(String::len)).sum();
                     all.extend(some);
                     if is_last {
+                        if step.is_none() {
+                            let failed = all.iter().filter(|end| !end.is_completed);
+                            let decided = self
+                                .job
+                                .failed_before
+                                .get_or_init(|| failed.map(|end| (end.n, end.id)).collect());
+                            if all.iter().any(|end| !end.is_completed && !decided.contains_key(&end.n)) {
+                                // Another call of this attempt has decided meanwhile: by then the job had completed.
+                                all.clear();
+                                continue;
+                            }
+                            for end in &mut all {
+                                end.is_completed &= !decided.contains_key(&end.n);
+                            }
+                        }
                         return Ok(all);
                     }
                     most = if bytes < BYTES_AT_ONCE { most * 4 } else { most / 2 };

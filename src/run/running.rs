@@ -1,10 +1,10 @@
 //! Running: the jobs that this process runs. It never runs a second delivery of one of them.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -189,6 +189,8 @@ pub(crate) struct RunningJob {
     pub(crate) has_effects: AtomicBool,
     /// The steps of the job, as far as this attempt knows them.
     pub(crate) steps: Steps,
+    /// The jobs before this one that count as failed in this attempt, by their places: see `groups::run`.
+    pub(crate) failed_before: OnceLock<BTreeMap<i64, JobId>>,
     /// What the attempt has printed.
     pub(crate) log: Tail,
     /// The handler knows its claim: it, or a program that it runs, may complete the job by `tenure.complete`.
@@ -234,6 +236,7 @@ impl RunningJob {
             completing: AtomicBool::new(false),
             has_effects: AtomicBool::new(false),
             steps: Steps::default(),
+            failed_before: OnceLock::new(),
             log: Tail::default(),
             knows_claim: AtomicBool::new(false),
             last_words: AtomicBool::new(false),

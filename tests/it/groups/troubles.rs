@@ -1,6 +1,7 @@
 //! What stands between a follower and its start: redrives, cancellations, people, other keys, other locks.
 
 use tenure::{OnExpiry, jobs::RetryOutcome, queues::QueueLimits};
+use tokio::sync::Barrier;
 
 use super::*;
 use crate::queues;
@@ -83,6 +84,55 @@ async fn a_follower_waits_again_for_a_redriven_job_and_hears_if_it_is_cancelled(
     assert!(!is_held(&bench, runs.id()).await);
     assert_eq!(status(&bench, holds.id()).await, "cancelled");
     bench.every_job_is_as_it_must_be().await;
+}
+
+/// Each of its reads is a statement, and the job before it completes between them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_sees_each_job_before_it_as_completed_or_as_failed_to_its_end() {
+    let bench = bench().await;
+    let reads = Arc::new(Barrier::new(2));
+    let at = Arc::clone(&reads);
+    let part = async |_: Value, ctx: JobContext| match ctx.token().0 {
+        1 => Err(JobError::permanent("unlucky")),
+        _ => Ok(json!("late")),
+    };
+    let merge = move |asks_first: Value, ctx: JobContext| {
+        let at = Arc::clone(&at);
+        async move {
+            let (mut outputs, mut failed) = (Vec::<Value>::new(), Vec::new());
+            for ask in
+                [asks_first.as_str().unwrap(), if asks_first == "failed" { "outputs" } else { "failed" }]
+            {
+                match ask {
+                    "failed" => failed = ctx.failed_before().await?,
+                    _ => outputs = ctx.outputs().await?,
+                }
+                at.wait().await;
+                at.wait().await;
+            }
+            Ok::<_, JobError>(json!({"outputs": outputs, "failed": failed}))
+        }
+    };
+    let options = KindOptions::new;
+    let worker = Worker::builder(&bench.tenure);
+    let worker = worker.handle_kind("part", options(), part).handle_kind("merge", options(), merge);
+    let running = Running::start(worker.concurrency("q", 2));
+    for asks_first in ["outputs", "failed"] {
+        let graph = bench.tenure.graph();
+        let bad = graph.add(job("part", json!({})));
+        let merge = graph.add(job("merge", json!(asks_first))).after([&bad]).on_failure(OnFailure::Run);
+        graph.await.unwrap();
+        reads.wait().await;
+        bench.tenure.retry(bad.id()).await.unwrap();
+        let settled = format!("tenure.job_edges WHERE before = '{}' AND state = 'completed'", bad.id());
+        bench.until_count(&settled, 1).await;
+        reads.wait().await;
+        reads.wait().await;
+        reads.wait().await;
+        let seen = bench.until_finished(merge.id()).await.output;
+        assert_eq!(seen, Some(json!({"outputs": [], "failed": [bad.id()]})), "{asks_first} first");
+    }
+    running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
