@@ -282,8 +282,8 @@ pub(super) static SETTINGS: &[Setting] = &[
     ),
     number(
         "TENURE_JOBS_PER_MESSAGE",
-        "The most jobs that one message names, if they were enqueued together: 1 to 64. `0`: only jobs of \
-         [groups](groups.md#messages) share messages.",
+        "The most jobs that one message names, if they become due together: 1 to 64. `0`: as many as the workers of \
+         their queue [have slots for](jobs.md#messages).",
         |config, text| {
             let number = text.parse().ok().filter(|jobs| (0..=JOBS_PER_MESSAGE_MAX).contains(jobs));
             config.jobs_per_message = number.ok_or("a number from 0 to 64")?;

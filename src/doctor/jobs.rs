@@ -804,6 +804,7 @@ mod tests {
             kind: "other.kind".into(),
             due: 5,
             submitted: Some(0),
+            has_several: false,
             messages: 0,
             oldest_due_s: Some(waited_s),
             put_off: 0,

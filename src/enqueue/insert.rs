@@ -262,7 +262,12 @@ pub(crate) async fn insert(
         None => None,
     };
     // The messages are made while Postgres works.
-    let prepare = async { room.as_ref().map(|(publications, _)| prepared(jobs, publications)) };
+    let prepare = async {
+        match &room {
+            Some((publications, _)) => prepared(store, publications, first_if_due(jobs)).await,
+            None => Vec::new(),
+        }
+    };
     let (new, prepared) = tokio::join!(store.enqueue(jobs, patience), prepare);
     let new = match new {
         Err(error) if error.is_of_a_key() => return Err(key_busy(jobs)),
@@ -273,10 +278,10 @@ pub(crate) async fn insert(
     note_enqueued(jobs, &new);
     tell(hooks, jobs, &new, false);
     if let Some((publications, room)) = room {
-        let mut messages = prepared.unwrap_or_default();
+        let mut messages = prepared;
         let has_message = |job: &JobId| new.get(job).is_some_and(|has_message| *has_message);
         if !messages.iter().flat_map(|message| &message.jobs).all(has_message) {
-            messages = publications.prepare(&first_tickets(jobs, &new));
+            messages = self::prepared(store, publications, first_tickets(jobs, &new)).await;
         }
         messages.extend(publications.prepare(&released(store, jobs, &new).await));
         if !messages.is_empty() {
@@ -397,13 +402,18 @@ fn first_tickets(jobs: &[NewJob], new: &HashMap<JobId, bool>) -> Vec<Ticket> {
     jobs.iter().filter(has_message).map(first_ticket).collect()
 }
 
-/// Prepares the first messages of the jobs that may turn out to be new and due.
-fn prepared(jobs: &[NewJob], publications: &Publications) -> Vec<Prepared> {
+/// Prepares the messages of jobs that were enqueued together.
+async fn prepared(store: &Store, publications: &Publications, mut tickets: Vec<Ticket>) -> Vec<Prepared> {
+    publications.share_messages(store, &mut tickets).await;
+    publications.prepare(&tickets)
+}
+
+/// Returns the first messages of the jobs that may turn out to be new and due.
+fn first_if_due(jobs: &[NewJob]) -> Vec<Ticket> {
     // The database rounds a delay below a microsecond to zero: such a job is due at once.
     let is_soon = |job: &NewJob| job.delay.is_none_or(|delay| delay < Duration::from_secs(1));
     let may_be_due = |job: &&NewJob| job.published_by == PublishedBy::Caller && is_soon(job);
-    let tickets: Vec<_> = jobs.iter().filter(may_be_due).map(first_ticket).collect();
-    publications.prepare(&tickets)
+    jobs.iter().filter(may_be_due).map(first_ticket).collect()
 }
 
 fn first_ticket(job: &NewJob) -> Ticket {
@@ -414,7 +424,7 @@ fn first_ticket(job: &NewJob) -> Ticket {
         dispatch: 1,
         clear_reason: None,
         trace_context: job.trace_context.clone(),
-        jobs_per_message: job.group().map(|_| 1),
+        jobs_per_message: 1,
     }
 }
 

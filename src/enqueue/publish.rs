@@ -260,7 +260,7 @@ impl Publications {
         Ok((publications, publisher, waiting, confirmations))
     }
 
-    /// Lets jobs of groups share messages: see `nats::together`.
+    /// Lets jobs share messages: see `nats::together`.
     pub(crate) async fn share_messages(&self, store: &Store, tickets: &mut [Ticket]) {
         self.nats.share_messages(store, tickets).await;
     }

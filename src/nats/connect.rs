@@ -22,6 +22,7 @@ use tokio::{io::AsyncReadExt, net::TcpStream, sync::watch, time::timeout};
 use super::{
     answers::{Answers, Dial},
     tls,
+    together::Told,
     written::Flushes,
 };
 use crate::{
@@ -90,8 +91,9 @@ pub struct Inner {
     pub(crate) prefix: String,
     pub(super) ack_wait: Duration,
     pub(crate) publish_within: Duration,
-    /// The most jobs that one message names. `None`: jobs of groups share messages, others do not.
+    /// The most jobs that one message names. `None`: as the workers of the queue have told.
     pub(super) jobs_per_message: Option<usize>,
+    pub(super) told: Told,
     /// The number of connections made so far.
     pub(super) connections: watch::Receiver<u64>,
     /// The latest errors, in the words of the server or the client. A denied permission appears only here.
@@ -305,6 +307,7 @@ impl Nats {
             ack_wait: config.timing.ack_wait,
             publish_within: config.timing.publish_within,
             jobs_per_message: Some(config.jobs_per_message).filter(|jobs| *jobs > 0),
+            told: Told::default(),
             connections,
             said,
             up_since,

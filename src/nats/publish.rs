@@ -37,8 +37,8 @@ pub(crate) struct Ticket {
     /// Why the job was reset or released, if it was.
     pub(crate) clear_reason: Option<String>,
     pub(crate) trace_context: Option<String>,
-    /// For a job of a group, the most jobs that its message may name.
-    pub(crate) jobs_per_message: Option<usize>,
+    /// The most jobs that its message may name.
+    pub(crate) jobs_per_message: usize,
 }
 
 impl From<&DueJob> for Ticket {
@@ -50,7 +50,7 @@ impl From<&DueJob> for Ticket {
             dispatch: job.dispatch,
             clear_reason: job.clear_reason.clone(),
             trace_context: job.trace_context.clone(),
-            jobs_per_message: None,
+            jobs_per_message: 1,
         }
     }
 }
@@ -289,7 +289,7 @@ fn together(tickets: &[Ticket], most: Option<usize>) -> Vec<Vec<&Ticket>> {
     let mut messages: Vec<&[usize]> = Vec::new();
     for alike in order.chunk_by(|one, other| of(one) == of(other)) {
         let first = &tickets[alike[0]];
-        let most = most.or(first.jobs_per_message).unwrap_or(1).clamp(1, JOBS_PER_MESSAGE_MAX);
+        let most = most.unwrap_or(first.jobs_per_message).clamp(1, JOBS_PER_MESSAGE_MAX);
         let mut each = if first.is_sociable() { (alike.len() / SPREAD).clamp(1, most) } else { 1 };
         let mut left = alike;
         while !left.is_empty() {
@@ -348,7 +348,7 @@ mod tests {
                 dispatch: 3,
                 clear_reason: reason.clone(),
                 trace_context: None,
-                jobs_per_message: None,
+                jobs_per_message: 1,
             };
             let body = body(&ticket.job.to_string(), &[&ticket]);
             let read: TicketBody = serde_json::from_str(&body)?;
@@ -367,7 +367,7 @@ mod tests {
             dispatch,
             clear_reason: None,
             trace_context: None,
-            jobs_per_message: None,
+            jobs_per_message: 1,
         };
         (0..n).map(ticket).collect()
     }

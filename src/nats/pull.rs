@@ -266,7 +266,7 @@ impl Pull {
     /// Gives free slots to the jobs that wait, in order.
     fn assign(&mut self, deliveries: &mut Vec<(Delivery, Slot)>) {
         let held = self.held.len();
-        let room = held + self.slots.available(0);
+        let room = held + self.slots.room();
         let mut jobs = self.rest.len();
         for (_, message) in &self.waiting {
             if jobs + message.jobs() > room && !self.splits(message) {
@@ -276,7 +276,7 @@ impl Pull {
         }
         let mut slots = self.held.split_off(held - held.min(jobs));
         if jobs > held {
-            slots.extend(self.slots.take(jobs - held, 0));
+            slots.extend(self.slots.take_room(jobs - held));
         }
         // The claim says why a job that came without room may not start. A message of several waits, and goes back.
         if slots.is_empty()
@@ -300,7 +300,8 @@ impl Pull {
     /// Returns what has waited for this long.
     fn give_up(&mut self, after: Duration) -> Vec<Delivery> {
         let mut left = Vec::new();
-        if self.rest_since.elapsed() >= after {
+        if !self.rest.is_empty() && self.rest_since.elapsed() >= after {
+            self.slots.handed_back();
             left.extend(self.rest.drain(..));
         }
         while self.rest.is_empty() && self.waiting.front().is_some_and(|(since, _)| since.elapsed() >= after)
@@ -458,15 +459,21 @@ impl Pull {
             more if more > self.each => more,
             fewer => self.each - (self.each - fewer).div_ceil(4),
         };
+        let is_last = delivery.pending == 0;
         if delivery.jobs() == 1
             && !self.waits()
             && let Some(slot) = self.held.pop()
         {
             deliveries.push((delivery, slot));
-            return self.held.truncate(self.requested * self.each);
+        } else {
+            self.waiting.push_back((Instant::now(), delivery));
+            self.assign(deliveries);
         }
-        self.waiting.push_back((Instant::now(), delivery));
-        self.assign(deliveries);
+        if is_last && !self.waits() {
+            // The next one need not be of a burst, and takes a slot that is free.
+            self.each = 1;
+        }
+        self.held.truncate(self.requested * self.each);
     }
 
     /// Adds the messages that have arrived already and have a slot.

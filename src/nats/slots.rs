@@ -15,7 +15,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{Notify, futures::Notified};
@@ -35,6 +35,8 @@ struct Queue {
     ended: usize,
     /// How many workers share the room.
     sharers: usize,
+    /// When a part of a message was handed back.
+    handed_back_at: Option<Instant>,
 }
 
 impl Queue {
@@ -75,8 +77,8 @@ impl Group {
 }
 
 /// Returns how many of `slots` the queue at index `of` may take now. It holds `asked` slots for jobs that it has
-/// requested and not received.
-fn available(slots: usize, queues: &[Queue], of: usize, asked: usize) -> usize {
+/// requested and not received. `has_more`: whether more of its jobs wait.
+fn available(slots: usize, queues: &[Queue], of: usize, asked: usize, has_more: bool) -> usize {
     let free = slots.saturating_sub(queues.iter().map(|queue| queue.taken).sum());
     let queue = &queues[of];
     let room = if queue.is_paused { 0 } else { queue.room.unwrap_or(slots).saturating_sub(asked) };
@@ -84,7 +86,7 @@ fn available(slots: usize, queues: &[Queue], of: usize, asked: usize) -> usize {
         return free.min(room);
     }
     // One open request finds out whether jobs wait.
-    let wanted = if queue.has_more { slots } else { 1_usize.saturating_sub(asked) };
+    let wanted = if has_more { slots } else { 1_usize.saturating_sub(asked) };
     let (sharing, others): (Vec<usize>, Vec<usize>) =
         (0..queues.len()).partition(|&at| at == of || queues[at].wants_more());
     let to_share = slots.saturating_sub(others.iter().map(|&at| queues[at].taken.max(1)).sum());
@@ -96,7 +98,7 @@ fn available(slots: usize, queues: &[Queue], of: usize, asked: usize) -> usize {
         firsts += usize::from(other.taken == 0);
     }
     // Two queues that have jobs waiting and lack slots must not both wait for the other to take them.
-    let lacks = if queue.has_more { parts[of].saturating_sub(queue.taken) } else { 0 };
+    let lacks = if has_more { parts[of].saturating_sub(queue.taken) } else { 0 };
     let of_its_part = free.saturating_sub(firsts).min(lacks);
     let own_first = usize::from(queue.taken == 0).min(free);
     free.saturating_sub(kept).max(of_its_part).max(own_first).min(room).min(wanted)
@@ -155,6 +157,7 @@ impl Slots {
             room: None,
             ended: 0,
             sharers: 1,
+            handed_back_at: None,
         };
         let group = Arc::new(Group {
             slots,
@@ -184,16 +187,44 @@ impl Slots {
     /// Returns how many slots may be taken now. The queue holds `asked` slots for jobs that it has requested and not
     /// received.
     pub(crate) fn available(&self, asked: usize) -> usize {
-        available(self.group.slots, &self.group.queues(), self.at, asked)
+        let queues = self.group.queues();
+        available(self.group.slots, &queues, self.at, asked, queues[self.at].has_more)
     }
 
     /// Takes `n` slots, or as many as are available.
     pub(crate) fn take(&self, n: usize, asked: usize) -> Vec<Slot> {
         let mut queues = self.group.queues();
-        let n = n.min(available(self.group.slots, &queues, self.at, asked));
+        let has_more = queues[self.at].has_more;
+        let n = n.min(available(self.group.slots, &queues, self.at, asked, has_more));
+        self.taken_of(&mut queues, n)
+    }
+
+    /// Returns how many slots jobs may take that have arrived.
+    pub(crate) fn room(&self) -> usize {
+        available(self.group.slots, &self.group.queues(), self.at, 0, true)
+    }
+
+    /// Takes `n` slots for jobs that have arrived, or as many as [`Slots::room`] says.
+    pub(crate) fn take_room(&self, n: usize) -> Vec<Slot> {
+        let mut queues = self.group.queues();
+        let n = n.min(available(self.group.slots, &queues, self.at, 0, true));
+        self.taken_of(&mut queues, n)
+    }
+
+    fn taken_of(&self, queues: &mut [Queue], n: usize) -> Vec<Slot> {
         queues[self.at].taken += n;
         let taken_at = Instant::now();
         (0..n).map(|_| Slot { of: self.clone(), taken_at }).collect()
+    }
+
+    /// Records that a part of a message was handed back, as there was no slot for it.
+    pub(crate) fn handed_back(&self) {
+        self.group.queues()[self.at].handed_back_at = Some(Instant::now());
+    }
+
+    /// Whether that has happened within this time.
+    pub(crate) fn has_handed_back(&self, within: Duration) -> bool {
+        self.group.queues()[self.at].handed_back_at.is_some_and(|at| at.elapsed() < within)
     }
 
     /// Takes a slot for a message that has arrived, if any slot of the group is free.

@@ -38,6 +38,7 @@ struct Told {
     /// Tickets, and messages of ended jobs, that no live row accounts for.
     loose: i64,
     is_whole: bool,
+    is_empty: bool,
     oldest_at: Option<DateTime<Utc>>,
 }
 
@@ -65,8 +66,9 @@ pub(crate) async fn survey(
     };
     for (n, sample) in samples {
         let told = tell(&sample, |job| known.get(&job).copied());
+        let has_several = waiting[n].has_several;
         let Some(submitted) = &mut waiting[n].submitted else { continue };
-        *submitted = told.of(*submitted);
+        *submitted = told.of(*submitted, has_several);
         let oldest = told.oldest_at.filter(|_| *submitted > 0);
         ages[n] = oldest.map(|from| (at - from).to_std().unwrap_or_default().as_secs_f64());
     }
@@ -116,7 +118,8 @@ async fn samples(
 
 /// Tells what these messages are. `known`: whether the job is live; `None`: it has no row.
 fn tell(sample: &Sample, known: impl Fn(JobId) -> Option<bool>) -> Told {
-    let mut told = Told { is_whole: sample.is_whole, ..Told::default() };
+    let mut told =
+        Told { is_whole: sample.is_whole, is_empty: sample.messages.is_empty(), ..Told::default() };
     let mut accounted = HashSet::new();
     let is_submission =
         |message: &MessageSeen| !message.is_ticket && message.job.is_some_and(|job| known(job).is_none());
@@ -139,12 +142,14 @@ impl Told {
         clippy::cast_possible_truncation,
         reason = "messages are fewer than 2^52"
     )]
-    fn of(&self, unaccounted: i64) -> i64 {
+    fn of(&self, unaccounted: i64, has_several: bool) -> i64 {
         let read = self.submissions + self.loose;
         if self.is_whole {
             self.submissions
         } else if read == 0 {
-            unaccounted
+            // All that were read are of live jobs. What the others lack then is in messages of several, which also name
+            // jobs that have ended.
+            if has_several && !self.is_empty { 0 } else { unaccounted }
         } else {
             let part = unaccounted as f64 * self.submissions as f64 / read as f64;
             (part.round() as i64).max(self.submissions.min(unaccounted))
@@ -190,19 +195,33 @@ mod tests {
         let messages = all.into_iter().map(|message| (message.sequence, message)).collect();
         let told = tell(&Sample { messages, is_whole: false, first: None }, known);
         let seconds = |s| Some(DateTime::UNIX_EPOCH + chrono::TimeDelta::seconds(s));
-        assert_eq!(told, Told { submissions: 1, loose: 5, is_whole: false, oldest_at: seconds(7) });
+        assert_eq!(
+            told,
+            Told { submissions: 1, loose: 5, is_whole: false, is_empty: false, oldest_at: seconds(7) }
+        );
         let first = Some(message(6, false, Some(new)));
         assert_eq!(tell(&Sample { first, ..Sample::default() }, known).oldest_at, seconds(6));
     }
 
     #[test]
     fn a_few_messages_are_counted_and_many_are_divided_as_those_that_were_read() {
-        let told = |submissions, loose, is_whole| Told { submissions, loose, is_whole, oldest_at: None };
-        assert_eq!(told(3, 2, true).of(99), 3);
-        assert_eq!(told(0, 0, false).of(99), 99, "nothing speaks against it");
-        assert_eq!(told(16, 0, false).of(20_000), 20_000);
-        assert_eq!(told(0, 16, false).of(500), 0);
-        assert_eq!(told(4, 12, false).of(1_000), 250);
-        assert_eq!(told(2, 30, false).of(17), 2, "those that were read are there");
+        let told = |submissions, loose, is_whole| Told {
+            submissions,
+            loose,
+            is_whole,
+            is_empty: false,
+            oldest_at: None,
+        };
+        assert_eq!(told(3, 2, true).of(99, false), 3);
+        assert_eq!(told(0, 0, false).of(99, false), 99, "nothing speaks against it");
+        assert_eq!(told(16, 0, false).of(20_000, false), 20_000);
+        assert_eq!(told(0, 16, false).of(500, false), 0);
+        assert_eq!(told(4, 12, false).of(1_000, false), 250);
+        assert_eq!(told(2, 30, false).of(17, false), 2, "those that were read are there");
+        assert_eq!(
+            told(0, 0, false).of(150, true),
+            0,
+            "the tickets of live jobs, beside messages of several"
+        );
     }
 }

@@ -1,10 +1,14 @@
-//! Together: which jobs of groups share messages.
+//! Together: which jobs share messages.
 //!
 //! A message of several jobs goes to one worker, and the stream stores and delivers one message instead of up to 16.
 //! Jobs that become due together share messages where every worker of their queue has many slots, as `tenure.workers`
 //! tells. There are several messages for each of these workers.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
 
 use tokio::time::timeout;
 
@@ -12,14 +16,107 @@ use super::{
     connect::Nats,
     publish::{SPREAD, Ticket},
 };
-use crate::store::Store;
+use crate::{observe::repeats, store::Store};
 
-/// How long the jobs wait for the answer: a message each is better than a late one.
-const TOLD_WITHIN: Duration = Duration::from_millis(500);
+/// How long jobs wait for the first answer about their queue: a message each is better than a late one.
+const TOLD_WITHIN: Duration = Duration::from_millis(100);
+/// How old an answer may be before the next burst asks anew, and until when it holds.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+const TOLD_LASTS: Duration = Duration::from_secs(10);
+/// How long nobody asks once Postgres has refused to answer.
+const REFUSAL_LASTS: Duration = Duration::from_mins(10);
+/// The most queues of which answers are kept.
+const QUEUES_MAX: usize = 10_000;
+
+/// What the database has told of queues.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Told(Arc<Mutex<HashMap<String, OfQueue>>>);
+
+/// What it has told of a queue.
+#[derive(Debug)]
+struct OfQueue {
+    /// When a burst may ask again.
+    ask_at: Instant,
+    /// When it was told, the live workers, and how many jobs one message may name.
+    told: Option<(Instant, usize, usize)>,
+}
+
+impl Told {
+    fn queues(&self) -> MutexGuard<'_, HashMap<String, OfQueue>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns those of these queues of which the caller is to ask now; nobody else does for a while.
+    fn to_ask<'a>(&self, queues: impl Iterator<Item = &'a String>) -> Vec<String> {
+        let now = Instant::now();
+        let mut known = self.queues();
+        if known.len() > QUEUES_MAX {
+            known.retain(|_, of| of.ask_at > now);
+        }
+        let is_to_ask = |queue: &&String| {
+            let new = || OfQueue { ask_at: now, told: None };
+            let of = known.entry((*queue).clone()).or_insert_with(new);
+            let is_due = of.ask_at <= now;
+            if is_due {
+                of.ask_at = now + ASKED_EVERY;
+            }
+            is_due
+        };
+        queues.filter(is_to_ask).cloned().collect()
+    }
+
+    /// Notes what was told of these queues. A queue that `told` lacks has no worker.
+    fn note(&self, queues: &[String], told: &HashMap<String, (usize, usize)>) {
+        let now = Instant::now();
+        let mut known = self.queues();
+        for queue in queues {
+            let (workers, most) = told.get(queue).copied().unwrap_or((0, 1));
+            if let Some(of) = known.get_mut(queue) {
+                of.told = Some((now, workers, most));
+            }
+        }
+    }
+
+    /// Notes that Postgres refuses to tell.
+    fn refused(&self, queues: &[String]) {
+        let ask_at = Instant::now() + REFUSAL_LASTS;
+        let mut known = self.queues();
+        for queue in queues {
+            if let Some(of) = known.get_mut(queue) {
+                of.ask_at = ask_at;
+            }
+        }
+    }
+
+    fn of(&self, queue: &str) -> Option<(usize, usize)> {
+        let (at, workers, most) = self.queues().get(queue)?.told?;
+        (at.elapsed() < TOLD_LASTS).then_some((workers, most))
+    }
+
+    /// Asks the database. An answer that is late serves the next burst.
+    async fn ask(self, store: Store, queues: Vec<String>) {
+        match store.jobs_per_message(&queues).await {
+            Ok(told) => self.note(&queues, &told),
+            Err(error) if error.is_unavailable() => {
+                tracing::debug!(%error, "each job has a message of its own");
+            }
+            Err(error) => {
+                self.refused(&queues);
+                if let Some(left_out) = repeats::tell("messages", &error) {
+                    tracing::warn!(
+                        %error, left_out,
+                        "could not ask what the workers can take, so each job has a message of its own; grant EXECUTE \
+                         on tenure.jobs_per_message, as postgres/roles.sql does, or set TENURE_JOBS_PER_MESSAGE=1"
+                    );
+                }
+            }
+        }
+    }
+}
 
 impl Nats {
-    /// Lets those of these tickets share messages which are of large bursts of groups, unless the settings say how many
-    /// jobs a message names.
+    /// Lets those of these tickets share messages which are of large bursts, unless the settings say how many jobs a
+    /// message names.
     ///
     /// Without an answer of the database, each job has a message of its own.
     pub(crate) async fn share_messages(&self, store: &Store, tickets: &mut [Ticket]) {
@@ -27,43 +124,41 @@ impl Nats {
             return;
         }
         let bursts = large_bursts(tickets);
-        if bursts.is_empty() {
-            return;
-        }
-        let queues: Vec<_> = bursts.iter().map(|burst| burst.queue.clone()).collect();
-        let told = match timeout(TOLD_WITHIN, store.jobs_per_message(&queues)).await {
-            Ok(Ok(told)) => told,
-            Ok(Err(error)) => return tracing::debug!(%error, "each job has a message of its own"),
-            Err(_) => return tracing::debug!("no answer in time; each job has a message of its own"),
-        };
-        for Burst { queue, kind, jobs } in bursts {
-            let Some((workers, most)) = told.get(&queue) else { continue };
-            let share = (*most).min(jobs / (SPREAD * (*workers).max(1))).max(1);
-            let alike = tickets.iter_mut().filter(|ticket| ticket.queue == queue && ticket.kind == kind);
-            for jobs_per_message in alike.filter_map(|ticket| ticket.jobs_per_message.as_mut()) {
-                *jobs_per_message = share;
+        let to_ask = self.told.to_ask(bursts.keys().map(|(queue, _)| queue));
+        if !to_ask.is_empty() {
+            let is_new = to_ask.iter().any(|queue| self.told.of(queue).is_none());
+            let asked = store.spawn(self.told.clone().ask(store.clone(), to_ask));
+            if is_new {
+                drop(timeout(TOLD_WITHIN, asked).await);
             }
         }
+        let shares: HashMap<_, _> = bursts
+            .into_iter()
+            .filter_map(|((queue, kind), jobs)| {
+                let (workers, most) = self.told.of(&queue)?;
+                Some(((queue, kind), most.min(jobs / (SPREAD * workers.max(1))).max(1)))
+            })
+            .filter(|(_, share)| *share > 1)
+            .collect();
+        if shares.is_empty() {
+            return;
+        }
+        for ticket in tickets {
+            let key = (std::mem::take(&mut ticket.queue), std::mem::take(&mut ticket.kind));
+            ticket.jobs_per_message = shares.get(&key).copied().unwrap_or(1);
+            (ticket.queue, ticket.kind) = key;
+        }
     }
 }
 
-/// Jobs of groups, of one queue and kind.
-#[derive(Debug, PartialEq)]
-struct Burst {
-    queue: String,
-    kind: String,
-    jobs: usize,
-}
-
-/// Returns those that have enough jobs for messages of two.
-fn large_bursts(tickets: &[Ticket]) -> Vec<Burst> {
+/// Returns how many jobs of a queue and kind may share messages, where they are enough for messages of two.
+fn large_bursts(tickets: &[Ticket]) -> HashMap<(String, String), usize> {
     let mut bursts: HashMap<(&str, &str), usize> = HashMap::new();
-    for ticket in tickets.iter().filter(|ticket| ticket.jobs_per_message.is_some() && ticket.is_sociable()) {
+    for ticket in tickets.iter().filter(|ticket| ticket.is_sociable()) {
         *bursts.entry((&ticket.queue, &ticket.kind)).or_default() += 1;
     }
-    let burst =
-        |((queue, kind), jobs): ((&str, &str), _)| Burst { queue: queue.into(), kind: kind.into(), jobs };
-    bursts.into_iter().filter(|(_, jobs)| *jobs >= 2 * SPREAD).map(burst).collect()
+    let large = bursts.into_iter().filter(|(_, jobs)| *jobs >= 2 * SPREAD);
+    large.map(|((queue, kind), jobs)| ((queue.to_owned(), kind.to_owned()), jobs)).collect()
 }
 
 #[cfg(test)]
@@ -71,7 +166,7 @@ mod tests {
     use super::*;
     use crate::job::JobId;
 
-    fn tickets(kind: &str, dispatch: i32, jobs_per_message: Option<usize>, n: usize) -> Vec<Ticket> {
+    fn tickets(kind: &str, dispatch: i32, n: usize) -> Vec<Ticket> {
         let ticket = |_| Ticket {
             job: JobId::generate(),
             queue: "q".into(),
@@ -79,21 +174,31 @@ mod tests {
             dispatch,
             clear_reason: None,
             trace_context: None,
-            jobs_per_message,
+            jobs_per_message: 1,
         };
         (0..n).map(ticket).collect()
     }
 
     #[test]
-    fn a_burst_is_many_jobs_of_groups_of_one_kind() {
-        let all = [
-            tickets("many", 1, Some(1), 16),
-            tickets("many", 1, None, 100),
-            tickets("many", 2, Some(1), 100),
-            tickets("few", 1, Some(1), 15),
-            tickets("plain", 1, None, 100),
-        ];
+    fn a_burst_is_many_new_jobs_of_one_kind() {
+        let all = [tickets("many", 1, 16), tickets("again", 2, 100), tickets("few", 1, 15)];
         let large = large_bursts(&all.concat());
-        assert_eq!(large, [Burst { queue: "q".into(), kind: "many".into(), jobs: 16 }]);
+        assert_eq!(large, HashMap::from([(("q".to_owned(), "many".to_owned()), 16)]));
+    }
+
+    #[test]
+    fn one_asks_for_all_and_a_late_answer_takes_none_away() {
+        let told = Told::default();
+        let both = ["a".to_owned(), "b".to_owned()];
+        assert_eq!(told.to_ask(both.iter()), both);
+        assert_eq!(told.to_ask(both.iter()), [""; 0], "another asks");
+        assert_eq!(told.of("a"), None);
+        told.note(&both, &HashMap::from([("a".to_owned(), (3, 16))]));
+        assert_eq!((told.of("a"), told.of("b"), told.of("c")), (Some((3, 16)), Some((0, 1)), None));
+        told.queues().entry("a".into()).and_modify(|of| of.ask_at = Instant::now());
+        assert_eq!(told.to_ask(both.iter()), ["a"]);
+        assert_eq!(told.of("a"), Some((3, 16)), "until the next answer");
+        told.refused(&both);
+        assert_eq!(told.to_ask(both.iter()), [""; 0]);
     }
 }

@@ -222,10 +222,7 @@ async fn publish(
     }
     fault::point("taken");
     let mut tickets: Vec<_> = jobs.iter().map(Ticket::from).collect();
-    if matches!(take, Take::Followers) {
-        for ticket in &mut tickets {
-            ticket.jobs_per_message = Some(1);
-        }
+    if !matches!(take, Take::Held { .. }) {
         nats.share_messages(store, &mut tickets).await;
     }
     let answers = nats.publish(&tickets, confirmations).await;

@@ -467,7 +467,9 @@ impl Store {
             .bind(&worker.worker_id)
             .bind(&worker.probe_subject)
             .bind(not_ready)
-            .bind(is_draining);
+            .bind(is_draining)
+            .bind(&worker.queues)
+            .bind(&worker.jobs_per_message);
         match self.rows(renewal).await?.first() {
             Some(renewed) => Ok(u32::try_from(renewed.try_get::<i64, _>("workers")?).unwrap_or(u32::MAX)),
             None => self.register_worker(worker).await.map(|()| 1),

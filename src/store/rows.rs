@@ -89,11 +89,6 @@ impl NewJob {
         in_group && self.published_by == PublishedBy::Relay
     }
 
-    /// Its group.
-    pub(crate) fn group(&self) -> Option<Uuid> {
-        self.rare.as_ref()?.group_id
-    }
-
     /// The lane that its producer said.
     pub(crate) fn lane(&self) -> Option<&str> {
         self.rare.as_ref()?.lane.as_deref()

@@ -102,6 +102,8 @@ pub(crate) struct Waiting {
     pub(crate) submitted: Option<i64>,
     /// All messages that the stream holds.
     pub(crate) messages: i64,
+    /// Whether some of the kind's messages name several jobs.
+    pub(crate) has_several: bool,
     /// How long the oldest due job has been due.
     pub(crate) oldest_due_s: Option<f64>,
     /// How many jobs workers that do not know the kind have put off for more than a minute, and since when the first.
@@ -148,6 +150,7 @@ impl Waiting {
             due: row.try_get("due")?,
             submitted: row.try_get("submitted")?,
             messages: row.try_get("messages")?,
+            has_several: row.try_get("has_several")?,
             oldest_due_s: row.try_get("oldest_due_s")?,
             put_off: row.try_get("put_off")?,
             put_off_s: row.try_get("put_off_s")?,

@@ -218,6 +218,7 @@ impl<S: Send + Sync + 'static> Life<S> {
             health: self.health.clone(),
             every: timing.renew_every,
             registration: us,
+            queues: queues(),
         });
         loops.spawn(Listen {
             first: Arc::new(Mutex::new(Some(control))),

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use super::error::WorkerError;
@@ -18,6 +19,9 @@ pub(super) const SLOTS_MAX: u32 = 100_000;
 const SLOTS_PER_JOB: usize = 64;
 /// The most jobs of one message, however many slots a worker has.
 const JOBS_PER_MESSAGE: usize = 16;
+
+/// How long each job of a queue has a message of its own after a part of a message was handed back.
+const ALONE_FOR: Duration = Duration::from_mins(10);
 
 /// How many jobs one message may name for a queue with these slots.
 fn jobs_per_message(slots: usize) -> i32 {
@@ -201,9 +205,13 @@ impl Queues {
         self.slots.keys()
     }
 
-    /// The names, and for each of them how many jobs one message may name.
+    /// The names, and for each of them how many jobs one message may name. One, where a part of a message was handed
+    /// back lately: the jobs take long, and the rest of such a message goes to the end of the queue.
     pub(super) fn with_jobs_per_message(&self) -> (Vec<String>, Vec<i32>) {
-        self.slots.iter().map(|(name, slots)| (name.clone(), jobs_per_message(slots.part()))).unzip()
+        let jobs = |slots: &Slots| {
+            if slots.has_handed_back(ALONE_FOR) { 1 } else { jobs_per_message(slots.part()) }
+        };
+        self.slots.iter().map(|(name, slots)| (name.clone(), jobs(slots))).unzip()
     }
 }
 

@@ -10,10 +10,10 @@ use std::{
 
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
-use tenure::{JobContext, JobRequest, KindOptions, Worker, queues::QueueLimits};
+use tenure::{JobContext, JobRequest, KindOptions, Tenure, Worker, queues::QueueLimits};
 use tokio::{sync::Semaphore, time::sleep};
 
-use crate::harness::{Bench, Running, bench_with};
+use crate::harness::{self, Bench, Running, bench_with};
 
 fn order(n: usize) -> JobRequest {
     JobRequest::new("q", "order", json!({ "number": n }))
@@ -40,6 +40,41 @@ fn gated(bench: &Bench, slots: u32) -> (Running, Arc<Semaphore>) {
         .handle_kind("order", KindOptions::new().keepalive(), handler)
         .concurrency("q", slots);
     (Running::start(worker), gate)
+}
+
+/// Without a setting: jobs of one call, jobs that single calls enqueue at once, and jobs whose time comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_share_messages_by_default_where_every_worker_has_many_slots() {
+    let bench = harness::bench().await;
+    let (worker, gate) = gated(&bench, 2_000);
+    bench.until_count("tenure.workers", 1).await;
+    let running = async |jobs: i64| {
+        bench.until_count("tenure.jobs WHERE status = 'processing'", jobs).await;
+        bench.messages().await
+    };
+    burst(&bench, 200).await;
+    assert_eq!(running(200).await, 13, "twelve of sixteen jobs, and one of eight");
+    let delay = Duration::from_millis(500);
+    bench.tenure.enqueue_many((0..64).map(|n| order(n).delay(delay))).await.unwrap();
+    let due = running(264).await - 13;
+    assert!(due < 64, "{due} messages of the relay");
+    futures::future::join_all((0..320).map(async |n| bench.tenure.enqueue(order(n)).await)).await;
+    bench.tenure.flush().await;
+    let alone = running(584).await - 13 - due;
+    assert!(alone < 320, "{alone} messages of jobs that were committed together");
+    // A worker that has few slots comes, and another process asks.
+    let few =
+        "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version, jobs_per_message)
+               VALUES ('few', 'h', 1, '{q}', 10, '0.2.0', '{1}')";
+    bench.execute(few).await;
+    let before = bench.messages().await;
+    let tenure = Tenure::connect(&bench.config).await.unwrap();
+    tenure.enqueue_many((0..100).map(order)).await.unwrap();
+    assert_eq!(running(684).await - before, 100);
+    gate.add_permits(684);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 684).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -125,6 +160,60 @@ async fn a_worker_that_starts_takes_no_part_of_a_message() {
     gate.add_permits(400);
     bench.until_count("tenure.job_history WHERE attempt = 1", 400).await;
     bench.until_stream_is_empty(Duration::from_secs(10)).await;
+    worker.stop().await;
+}
+
+/// After a burst, a job that comes alone does not wait for as many slots as the messages of the burst needed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_alone_starts_at_once_while_jobs_of_a_burst_run() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    for shared in [false, true] {
+        let gate = Arc::new(Semaphore::new(0));
+        let held = gate.clone();
+        let handler = move |_: Value, _: JobContext| {
+            let held = held.clone();
+            async move { held.acquire().await.unwrap().forget() }
+        };
+        let worker = Worker::builder(&bench.tenure).handle_kind("order", KindOptions::new(), handler);
+        let worker = if shared {
+            worker.shared(600, [("q", 8), ("other", 2)])
+        } else {
+            // Fewer are free, while those of the burst run, than a message of them needs.
+            worker.concurrency("q", 520)
+        };
+        let worker = Running::start(worker);
+        burst(&bench, 512).await;
+        bench.until_count("tenure.jobs WHERE status = 'processing'", 512).await;
+        // For longer than a request of a shared queue lasts.
+        sleep(Duration::from_millis(400)).await;
+        let began_at = std::time::Instant::now();
+        bench.tenure.enqueue(order(0)).await.unwrap();
+        bench.until_count("tenure.jobs WHERE status = 'processing'", 513).await;
+        assert!(began_at.elapsed() < Duration::from_secs(3), "shared: {shared}: {:?}", began_at.elapsed());
+        gate.add_permits(513);
+        bench.until_count("tenure.jobs", 0).await;
+        worker.stop().await;
+    }
+}
+
+/// Where jobs take long, a part of a message is handed back; new jobs then have a message each.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_has_taken_a_part_tells_that_it_takes_one_job_a_message() {
+    let bench = bench_with(|config| config.jobs_per_message = 8).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    burst(&bench, 200).await;
+    let (worker, gate) = gated(&bench, 128);
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 128).await;
+    let tells = async |jobs: &str| {
+        bench.until(&format!("(SELECT jobs_per_message FROM tenure.workers) = '{{{jobs}}}'")).await;
+    };
+    tells("2").await;
+    gate.add_permits(1);
+    bench.until("EXISTS (SELECT FROM tenure.jobs WHERE dispatch > 1)").await;
+    tells("1").await;
+    gate.add_permits(200);
+    bench.until_count("tenure.job_history WHERE attempt = 1", 200).await;
     worker.stop().await;
 }
 

@@ -7,7 +7,8 @@
 -- One row a kind, those without a worker first; at most 1,000.
 -- Made of parts: `scripts/statement doctor_kinds` prints it whole.
 -- include recover/parts/waiting.sql
-SELECT queue, kind, due, submitted, messages, oldest_due_s, put_off, put_off_s, is_queue_served, is_served
+SELECT queue, kind, due, submitted, messages, has_several, oldest_due_s, put_off, put_off_s,
+       is_queue_served, is_served
   FROM waiting
  WHERE $5::text[] IS NULL OR queue = ANY ($5::text[])
  ORDER BY is_served, due + coalesce(submitted, 0) DESC, queue, kind

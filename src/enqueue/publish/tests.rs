@@ -54,7 +54,7 @@ impl Parts {
             dispatch: 2,
             clear_reason: None,
             trace_context: None,
-            jobs_per_message: None,
+            jobs_per_message: 1,
         };
         self.publications.prepare(&[ticket]).remove(0)
     }
@@ -306,7 +306,7 @@ async fn a_server_that_reads_nothing_is_waited_for_once_and_by_no_caller_that_co
             dispatch,
             clear_reason: None,
             trace_context: Some("x".repeat(500_000)),
-            jobs_per_message: None,
+            jobs_per_message: 1,
         };
         let message = parts.publications.prepare(&[ticket]).remove(0);
         parts.place.tenure.nats().send(message, &parts.publications.reply_to, 0, 0).await.unwrap();
@@ -552,7 +552,7 @@ async fn the_task_waits_a_moment_for_a_client_that_takes_nothing() {
                 dispatch: 1,
                 clear_reason: None,
                 trace_context: Some("x".repeat(10_000)),
-                jobs_per_message: None,
+                jobs_per_message: 1,
             };
             let message = parts.publications.prepare(&[message]).remove(0);
             parts.place.tenure.nats().send(message, &parts.publications.reply_to, 9, 0).await.unwrap();

@@ -44,14 +44,14 @@
            stream_measured_at = ended.at
       FROM (SELECT clock_timestamp() AS at OFFSET 0) AS ended
 )
-(SELECT queue, kind, due, submitted, messages, oldest_due_s, put_off, put_off_s, is_queue_served, is_served,
-        NULL::bigint AS max_queued
+(SELECT queue, kind, due, submitted, messages, has_several, oldest_due_s, put_off, put_off_s, is_queue_served,
+        is_served, NULL::bigint AS max_queued
    FROM waiting
   WHERE submitted > 0 OR NOT is_served OR put_off > 0
   ORDER BY is_served, put_off = 0, due + coalesce(submitted, 0) DESC, queue, kind
   LIMIT 200)
  UNION ALL
-SELECT c.queue, NULL, c.due + c.scheduled + c.held, c.submitted, NULL, NULL, NULL, NULL, NULL, NULL, q.max_queued
+SELECT c.queue, NULL, c.due + c.scheduled + c.held, c.submitted, NULL, NULL, NULL, NULL, NULL, NULL, NULL, q.max_queued
   FROM counted c
   LEFT JOIN tenure.queues q ON q.queue = c.queue
  WHERE c.submitted > 0

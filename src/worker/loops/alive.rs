@@ -83,6 +83,15 @@ pub(crate) struct Renew {
     pub(crate) health: Health,
     pub(crate) every: Duration,
     pub(crate) registration: Registration,
+    pub(crate) queues: Arc<Queues>,
+}
+
+impl Renew {
+    /// The queues, and how many jobs a message of each may name by now.
+    fn served(&self) -> (Vec<String>, Option<Vec<i32>>) {
+        let (queues, jobs) = self.queues.with_jobs_per_message();
+        (queues, Some(jobs))
+    }
 }
 
 impl Work for Renew {
@@ -98,6 +107,7 @@ impl Work for Renew {
             }
             loop {
                 let (missing, is_draining) = (self.health.missing(), self.health.is_draining());
+                (self.registration.queues, self.registration.jobs_per_message) = self.served();
                 match self.store.renew_worker(&self.registration, missing, is_draining).await {
                     Ok(workers) => {
                         said_draining = is_draining;

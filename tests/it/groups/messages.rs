@@ -7,7 +7,7 @@ use super::*;
 const PARTS: u32 = 100;
 
 /// A worker whose parts wait for a permit each.
-fn gated(bench: &Bench, slots: u32) -> (Running, Arc<Semaphore>) {
+fn gated(tenure: &Tenure, slots: u32) -> (Running, Arc<Semaphore>) {
     let gate = Arc::new(Semaphore::new(0));
     let held = gate.clone();
     let part = move |_: Value, _: JobContext| {
@@ -15,7 +15,7 @@ fn gated(bench: &Bench, slots: u32) -> (Running, Arc<Semaphore>) {
         async move { held.acquire().await.unwrap().forget() }
     };
     let nothing = async |_: Value, _: JobContext| {};
-    let worker = Worker::builder(&bench.tenure)
+    let worker = Worker::builder(tenure)
         .handle_kind("part", KindOptions::new().keepalive(), part)
         .handle_kind("split", KindOptions::new(), nothing)
         .handle_kind("merge", KindOptions::new(), nothing)
@@ -59,7 +59,9 @@ async fn ended(bench: &Bench, last: JobId, gate: &Semaphore) {
 async fn jobs_that_are_released_together_share_messages_where_the_worker_has_many_slots() {
     let bench = bench().await;
     for (slots, messages) in [(PARTS + 20, PARTS), (256, PARTS / 4)] {
-        let (worker, gate) = gated(&bench, slots);
+        // It has not asked yet what the workers can take.
+        let tenure = Tenure::connect(&bench.config).await.unwrap();
+        let (worker, gate) = gated(&tenure, slots);
         let last = enqueue(&bench).await;
         assert_eq!(messages_of_parts(&bench).await, u64::from(messages), "{slots} slots");
         ended(&bench, last, &gate).await;
@@ -72,7 +74,7 @@ async fn jobs_that_are_released_together_share_messages_where_the_worker_has_man
 async fn jobs_that_are_enqueued_together_before_another_share_messages_where_the_worker_has_many_slots() {
     let bench = bench().await;
     let parts = || (0..PARTS).map(|n| job("part", json!({ "n": n })));
-    let (worker, gate) = gated(&bench, 256);
+    let (worker, gate) = gated(&bench.tenure, 256);
     bench.until_count("tenure.workers", 1).await;
     let alone = bench.tenure.group(parts()).then(job("merge", json!({}))).await.unwrap();
     assert_eq!(messages_of_parts(&bench).await, u64::from(PARTS / 4));
@@ -88,7 +90,7 @@ async fn jobs_that_are_enqueued_together_before_another_share_messages_where_the
 #[tokio::test(flavor = "multi_thread")]
 async fn each_job_has_its_own_message_if_the_settings_say_so() {
     let bench = bench_with(|config| config.jobs_per_message = 1).await;
-    let (worker, gate) = gated(&bench, 256);
+    let (worker, gate) = gated(&bench.tenure, 256);
     bench.until_count("tenure.workers", 1).await;
     let last = enqueue(&bench).await;
     assert_eq!(messages_of_parts(&bench).await, u64::from(PARTS));
@@ -123,26 +125,29 @@ async fn a_worker_tells_how_many_jobs_of_each_queue_one_message_may_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_job_has_its_own_message_beside_an_older_worker_and_when_the_database_does_not_tell() {
     let bench = bench().await;
-    let (worker, gate) = gated(&bench, 256);
-    bench.until_count("tenure.workers", 1).await;
     let as_older = "INSERT INTO tenure.workers (worker_id, hostname, pid, queues, slots, version)
                     VALUES ('older', 'h', 1, '{q}', 256, '0.1.0')";
     let untold = "DROP FUNCTION tenure.jobs_per_message(text[])";
     for before in [as_older, untold] {
+        let tenure = Tenure::connect(&bench.config).await.unwrap();
+        let (worker, gate) = gated(&tenure, 256);
+        // It runs, and has found the schema whole.
+        let first = bench.tenure.enqueue(job("split", json!({}))).await.unwrap();
+        bench.until_finished(first.id).await;
         bench.execute(before).await;
         let last = enqueue(&bench).await;
         assert_eq!(messages_of_parts(&bench).await, u64::from(PARTS), "{before}");
         ended(&bench, last, &gate).await;
-        bench.execute("DELETE FROM tenure.workers WHERE worker_id = 'older'").await;
+        worker.stop().await;
+        bench.execute("DELETE FROM tenure.workers").await;
     }
-    worker.stop().await;
 }
 
 /// The question waits for a lock. The jobs do not wait for the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_job_has_its_own_message_when_the_database_tells_too_late() {
     let bench = bench().await;
-    let (worker, gate) = gated(&bench, 256);
+    let (worker, gate) = gated(&bench.tenure, 256);
     let first = bench.tenure.enqueue(job("split", json!({}))).await.unwrap();
     bench.until_finished(first.id).await;
     let mut tx = bench.pool.begin().await.unwrap();

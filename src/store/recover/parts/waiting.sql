@@ -38,7 +38,7 @@ WITH live AS MATERIALIZED (
 ), of_kind AS MATERIALIZED (
     SELECT queue, kind, coalesce(l.due, 0) AS due, coalesce(l.scheduled, 0) AS scheduled,
            coalesce(l.held, 0) AS held, coalesce(l.processing, 0) AS processing, l.oldest_due_at, l.relay_due_at, coalesce(s.messages, 0) AS messages,
-           coalesce(l.put_off, 0) AS put_off, l.put_off_since,
+           coalesce(s.named, 0) > 0 AS has_several, coalesce(l.put_off, 0) AS put_off, l.put_off_since,
            CASE WHEN $1::text[] IS NOT NULL
                 THEN greatest(least(s.messages, s.messages + s.named - coalesce(l.messages, u.messages, 0)), 0)::bigint
                 END AS submitted
@@ -61,7 +61,7 @@ WITH live AS MATERIALIZED (
      WHERE k.due > 0 OR k.submitted > 0
      GROUP BY k.queue, k.kind
 ), waiting AS MATERIALIZED (
-    SELECT queue, kind, k.due, k.submitted, k.messages,
+    SELECT queue, kind, k.due, k.submitted, k.messages, k.has_several,
            extract(epoch FROM statement_timestamp() - k.oldest_due_at)::float8 AS oldest_due_s,
            -- Once each worker of the queue knows the kind, a deploy has ended.
            CASE WHEN k.put_off > 0
