@@ -69,6 +69,12 @@ impl TenureBuilder {
         }
     }
 
+    /// Returns the settings.
+    #[cfg(feature = "testing")]
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Takes the connections of handlers' transactions, [`JobContext::fenced_tx`](crate::JobContext::fenced_tx) and
     /// [`JobContext::once`](crate::JobContext::once), from the application's pool, instead of a pool of
     /// [`Config::handler_connections`]. tenure's own statements keep their connections to [`Config::database_url`], so

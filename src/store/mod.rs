@@ -300,5 +300,7 @@ statement_list! {
     WHO_RUNS = "read" "who_runs";
     TIMES_THAT_PASS = "test" "times_that_pass";
     DUE_NOW = "test" "due_now";
+    SKIP_SLEEPS = "test" "skip_sleeps";
+    MOST_AT_ONCE = "test" "most_at_once";
     LOSE = "test" "lose";
 }

@@ -10,7 +10,7 @@ use sqlx::{
 };
 
 use super::{
-    DUE_NOW, LOSE, TIMES_THAT_PASS,
+    DUE_NOW, LOSE, MOST_AT_ONCE, SKIP_SLEEPS, TIMES_THAT_PASS,
     call::{Store, StoreError},
 };
 use crate::job::JobId;
@@ -70,15 +70,26 @@ impl Store {
         .await
     }
 
-    /// Returns how many jobs of these queues and kinds run or are due.
+    /// Returns how many jobs of these queues and kinds run or are due, and how many are due that their lanes hold.
     pub(crate) async fn due_now(
         &self,
         queues: &[String],
         kinds: Option<&[String]>,
-    ) -> Result<i64, StoreError> {
+    ) -> Result<(i64, i64), StoreError> {
         let rows = self.rows(query(DUE_NOW).bind(queues).bind(kinds)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        Ok(row.try_get("jobs")?)
+        Ok((row.try_get("jobs")?, row.try_get("in_lanes")?))
+    }
+
+    /// Ends the sleeps of a job now.
+    pub(crate) async fn skip_sleeps(&self, job: JobId) -> Result<(), StoreError> {
+        self.rows(query(SKIP_SLEEPS).bind(job)).await.map(drop)
+    }
+
+    /// Returns how many of these jobs ran at once, at most.
+    pub(crate) async fn most_at_once(&self, jobs: &[JobId]) -> Result<i64, StoreError> {
+        let rows = self.rows(query(MOST_AT_ONCE).bind(jobs)).await?;
+        Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("jobs")?)
     }
 
     /// Resets a running job. Returns `false` if it does not run.

@@ -45,7 +45,8 @@ use tokio::time::{sleep, timeout};
 
 use self::servers::Place;
 use crate::{
-    client::{Tenure, enqueue::JobRequest},
+    client::{Tenure, connect::TenureBuilder, enqueue::JobRequest},
+    codec::{Codecs, Part},
     config::{Config, masked},
     job::{Job, JobId, Status, chained, duration::written},
     store::{JobFilter, JobRow, pool_of_test},
@@ -56,7 +57,8 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(10);
 /// The pause between two looks at a condition that a call waits for.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// How long [`TestTenure::drain`] waits with nothing due but messages that are put off: no worker here will take those.
+/// How long [`TestTenure::drain`] waits with nothing due but jobs that their lanes hold, and messages that are put off:
+/// no worker here will take those.
 const QUIET: Duration = Duration::from_millis(500);
 /// The most jobs that a failed assertion shows.
 const SHOWN_MAX: u32 = 20;
@@ -119,6 +121,46 @@ impl TestTenure {
         async move { Self::open(at, servers::on_private().await, change).await }
     }
 
+    /// [`TestTenure::start`] with the program's own codecs, hooks and pool: `program` is the function by which the
+    /// program makes its builder from its settings, and gets those of the test.
+    ///
+    /// ```no_run
+    /// use tenure::{Config, Tenure, TenureBuilder, codec::Codecs, testing::TestTenure};
+    ///
+    /// # fn codecs() -> Codecs { Codecs::new() }
+    /// fn program(config: &Config) -> TenureBuilder {
+    ///     Tenure::builder(config).codecs(codecs())
+    /// }
+    ///
+    /// # async fn f() {
+    /// let test = TestTenure::start_as(program).await;
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// As [`TestTenure::start_with`].
+    #[track_caller]
+    pub fn start_as(program: impl FnOnce(&Config) -> TenureBuilder) -> impl Future<Output = Self> {
+        let at = Location::caller();
+        async move { Self::open_as(at, servers::on_private().await, program).await }
+    }
+
+    /// [`TestTenure::on`] with the program's own codecs, hooks and pool: see [`TestTenure::start_as`].
+    ///
+    /// # Panics
+    ///
+    /// As [`TestTenure::on`].
+    #[track_caller]
+    pub fn on_as(
+        database_url: &str,
+        nats_url: &str,
+        program: impl FnOnce(&Config) -> TenureBuilder,
+    ) -> impl Future<Output = Self> {
+        let at = Location::caller();
+        async move { Self::open_as(at, servers::on(database_url, nats_url).await, program).await }
+    }
+
     /// Opens a tenure on servers that run already. The test's jobs are in a new database of that Postgres, and in a new
     /// stream of that NATS. The test touches nothing else, and its end removes both. (A killed process leaves them;
     /// their names start with `tenure_test_` and `TEST_`.) The user in the URL must have the right to create databases.
@@ -134,9 +176,24 @@ impl TestTenure {
     }
 
     async fn open(at: At, place: Result<Place, String>, change: impl FnOnce(&mut Config)) -> Self {
+        let program = |config: &Config| {
+            let mut config = config.clone();
+            change(&mut config);
+            Tenure::builder(&config)
+        };
+        Self::open_as(at, place, program).await
+    }
+
+    async fn open_as(
+        at: At,
+        place: Result<Place, String>,
+        program: impl FnOnce(&Config) -> TenureBuilder,
+    ) -> Self {
         let mut place = place.unwrap_or_else(|reason| panic!("{at}: {reason}"));
-        change(&mut place.config);
-        let (tenure, pool) = connect(&place.config).await.unwrap_or_else(|reason| panic!("{at}: {reason}"));
+        let builder = program(&place.config);
+        place.config = builder.config().clone();
+        let connected = Box::pin(connect(builder)).await;
+        let (tenure, pool) = connected.unwrap_or_else(|reason| panic!("{at}: {reason}"));
         Self { inner: Arc::new(Inner { tenure, pool, place }) }
     }
 
@@ -159,9 +216,10 @@ impl TestTenure {
     /// Enqueues one job, and runs this worker until that job has ended: completed, cancelled, or failed for good.
     /// Returns the ended job. Takes at most 10 s; see [`TestTenure::run_within`].
     ///
-    /// Skips the waits of the job itself, be it a delay, a retry's backoff or a snooze: three attempts take no longer
-    /// than their handlers. Time passes for no other job; use [`TestTenure::advance`]. Other due jobs in the worker's
-    /// queues may run meanwhile, too.
+    /// Skips the waits of the job itself, be it a delay, a retry's backoff, a snooze or a
+    /// [sleep](crate::JobContext::sleep): three attempts take no longer than their handlers. An event is no such wait:
+    /// signal it, before or meanwhile. Time passes for no other job; use [`TestTenure::advance`]. Other due jobs in the
+    /// worker's queues may run meanwhile, too.
     ///
     /// Dropping the future drops the worker, as a crash does.
     ///
@@ -234,9 +292,11 @@ impl TestTenure {
     }
 
     /// Runs this worker until nothing of its queues and kinds is due any more. That includes jobs that handlers enqueue
-    /// meanwhile, messages that a NATS client has published, and ticks of schedules; it leaves out jobs that wait for a
-    /// later time, such as a retry. Returns the jobs that ended meanwhile, in the order in which they ended. Takes at
-    /// most 10 s; see [`TestTenure::drain_within`].
+    /// meanwhile, messages that a NATS client has published, ticks of schedules, jobs that their lanes let go one after
+    /// the other, and jobs that follow others. It leaves out jobs that wait for a later time, such as a retry or what a
+    /// rate holds back, and those that wait for an event or for a job that does not end: [`TestTenure::held`] says what
+    /// they wait for. Returns the jobs that ended meanwhile, in the order in which they ended. Takes at most 10 s; see
+    /// [`TestTenure::drain_within`].
     ///
     /// # Panics
     ///
@@ -279,9 +339,13 @@ impl TestTenure {
                     return running.failed(at).await;
                 }
                 if began_at.elapsed() >= limit {
-                    let jobs = self.newest_jobs(at).await;
+                    let (jobs, held) = (self.newest_jobs(at).await, self.held_at(at).await);
+                    let held = held.iter().take(SHOWN_MAX as usize);
+                    let held =
+                        held.map(|(job, why)| format!("  {} {why}", job.id)).collect::<Vec<_>>().join("\n");
                     panic!(
-                        "{at}: after {} jobs still run or are due (is their queue paused?); the newest:\n{jobs}",
+                        "{at}: after {} jobs still run or are due (is their queue paused?); the newest:\n{jobs}\nof \
+                         those that do not run:\n{held}",
                         written(limit)
                     );
                 }
@@ -306,7 +370,7 @@ impl TestTenure {
     #[track_caller]
     pub fn enqueued<J: Job>(&self) -> impl Future<Output = Vec<J>> {
         let at = Location::caller();
-        async move { self.waiting(at, J::KIND).await.iter().map(|row| typed(at, row)).collect() }
+        async move { self.waiting(at, J::KIND).await.iter().map(|row| typed(at, row, self.codecs())).collect() }
     }
 
     /// [`TestTenure::enqueued`] for a kind without a Rust type, or with the other columns: queue, time, attempts.
@@ -330,7 +394,7 @@ impl TestTenure {
         let at = Location::caller();
         async move {
             let rows = self.waiting(at, J::KIND).await;
-            let found = rows.iter().map(|row| typed::<J>(at, row)).find(is_it);
+            let found = rows.iter().map(|row| typed::<J>(at, row, self.codecs())).find(is_it);
             let Some(job) = found else {
                 let (kind, n, jobs) = (J::KIND, rows.len(), self.newest_jobs(at).await);
                 panic!(
@@ -357,6 +421,33 @@ impl TestTenure {
                     "{at}: {n} jobs of kind {kind:?} wait, expected none; the newest of all jobs:\n{jobs}"
                 );
             }
+        }
+    }
+
+    /// Returns the queued jobs that do not run, and what each waits for, in words: a time, other jobs, an event, its
+    /// lane. The oldest first. Assert that it is empty after a [`TestTenure::drain`] that was to run everything.
+    ///
+    /// # Panics
+    ///
+    /// If the database does not answer.
+    #[track_caller]
+    pub fn held(&self) -> impl Future<Output = Vec<(JobRow, String)>> {
+        let at = Location::caller();
+        async move { self.held_at(at).await }
+    }
+
+    /// Returns how many of these jobs ran at once, at most, by the times of their attempts: whether a lane's limit, or
+    /// a queue's, has held. Jobs of kinds that keep no history do not count.
+    ///
+    /// # Panics
+    ///
+    /// If the database does not answer.
+    #[track_caller]
+    pub fn most_at_once(&self, jobs: impl IntoIterator<Item = JobId>) -> impl Future<Output = u64> {
+        let (at, jobs): (At, Vec<_>) = (Location::caller(), jobs.into_iter().collect());
+        async move {
+            let most = self.store().most_at_once(&jobs).await;
+            most.unwrap_or_else(|error| fail(at, &error)).unsigned_abs()
         }
     }
 
@@ -443,7 +534,8 @@ impl TestTenure {
                 let history = self.history(at, &job).await;
                 panic!("{at}: the job has not ended within {}{hint}:\n{history}", written(limit));
             }
-            // Skips the job's wait for a later time.
+            // Skips the job's waits for a later time: its sleeps first, or it would go back to sleep.
+            self.store().skip_sleeps(id).await.unwrap_or_else(|error| fail(at, &error));
             self.store().run_now(&[id], Some(self.actor())).await.unwrap_or_else(|error| fail(at, &error));
             sleep(LOOK_EVERY).await;
         }
@@ -460,10 +552,11 @@ impl TestTenure {
                 _ => return Due::Some,
             }
         }
-        let due = self.store().due_now(queues, kinds).await.unwrap_or_else(|error| fail(at, &error));
-        match (due, put_off) {
-            (0, 0) => Due::Nothing,
-            (0, _) => Due::PutOff,
+        let (due, in_lanes) =
+            self.store().due_now(queues, kinds).await.unwrap_or_else(|error| fail(at, &error));
+        match (due, in_lanes, put_off) {
+            (0, 0, 0) => Due::Nothing,
+            (0, ..) => Due::PutOff,
             _ => Due::Some,
         }
     }
@@ -480,6 +573,29 @@ impl TestTenure {
         let mut rows = rows.unwrap_or_else(|error| fail(at, &error));
         rows.reverse();
         rows
+    }
+
+    async fn held_at(&self, at: At) -> Vec<(JobRow, String)> {
+        let filter = JobFilter::new().status(Status::Queued);
+        let rows = self.store().list_jobs(&filter, i64::MAX, true).await;
+        let mut rows = rows.unwrap_or_else(|error| fail(at, &error));
+        rows.reverse();
+        let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
+        let waits = self.store().waits_for(&ids).await.unwrap_or_else(|error| fail(at, &error));
+        let why = |row: &JobRow| {
+            let mut why: Vec<_> =
+                waits.iter().filter(|(id, _)| *id == row.id).map(|(_, waits)| waits.to_string()).collect();
+            if row.scheduled_at > Utc::now() {
+                why.push(format!("waits until {}", row.scheduled_at.to_rfc3339()));
+            } else if why.is_empty() && row.is_held {
+                let lane = row.lane.as_deref().unwrap_or_default();
+                why.push(format!("waits in lane {lane:?} for another job's end, or for the lane's rate"));
+            } else if why.is_empty() {
+                why.push("is due, and waits for a worker".to_owned());
+            }
+            why.join("; ")
+        };
+        rows.into_iter().map(|row| (why(&row), row)).map(|(why, row)| (row, why)).collect()
     }
 
     /// Returns the newest jobs, a line each.
@@ -506,7 +622,7 @@ impl TestTenure {
 /// The work that is left for a worker.
 enum Due {
     Nothing,
-    /// Only messages that are put off, or are about to be acknowledged.
+    /// Only jobs that their lanes hold, and messages that are put off or are about to be acknowledged.
     PutOff,
     Some,
 }
@@ -542,10 +658,11 @@ fn worker_failed(at: At, error: &WorkerError) -> ! {
     panic!("{at}: the worker failed: {}", chained(error))
 }
 
-async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
+async fn connect(builder: TenureBuilder) -> Result<(Tenure, PgPool), String> {
+    let config = builder.config().clone();
     let pool =
         pool_of_test(&config.database_url, config.timing.database_within).map_err(|error| chained(&error))?;
-    let tenure = Tenure::connect(config).await.map_err(|error| chained(&error))?;
+    let tenure = builder.connect().await.map_err(|error| chained(&error))?;
     tenure.migrate().await.map_err(|error| chained(&error))?;
     if timeout(LIMIT, tenure.nats().connected()).await.is_err() {
         return Err(format!("NATS does not answer at {}", masked(&config.nats_url)));
@@ -555,8 +672,10 @@ async fn connect(config: &Config) -> Result<(Tenure, PgPool), String> {
     Ok((tenure, pool))
 }
 
-fn typed<J: Job>(at: At, row: &JobRow) -> J {
-    serde_json::from_str(row.payload_json().map_or("null", RawValue::get)).unwrap_or_else(|error| {
+fn typed<J: Job>(at: At, row: &JobRow, codecs: &Codecs) -> J {
+    let payload = row.payload_json().map_or("null", RawValue::get).to_owned();
+    let payload = codecs.open(Part::Payload, payload).unwrap_or_else(|error| fail(at, &error));
+    serde_json::from_str(&payload).unwrap_or_else(|error| {
         panic!("{at}: the payload does not fit the job's type: {error}:\n{}", line(row))
     })
 }

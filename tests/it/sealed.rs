@@ -26,7 +26,7 @@ use crate::{
 };
 
 #[path = "../../examples/sealed/keyring.rs"]
-mod keyring;
+pub mod keyring;
 
 use keyring::Keyring;
 

@@ -1,5 +1,7 @@
 //! `tenure::testing`, the kit for users' tests, on the servers that it starts itself.
 
+mod waits;
+
 use std::{
     sync::{
         Arc,

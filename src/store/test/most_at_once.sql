@@ -1,0 +1,10 @@
+-- most_at_once: the most of these jobs whose attempts ran at one moment. For tests.
+--
+--   $1 ids
+WITH changes AS (
+    SELECT started_at AS at, 1 AS more FROM tenure.job_executions_all WHERE job_id = ANY ($1::uuid[])
+    UNION ALL
+    SELECT finished_at, -1 FROM tenure.job_executions_all WHERE job_id = ANY ($1::uuid[]) AND finished_at IS NOT NULL
+)
+SELECT coalesce(max(running), 0) AS jobs
+  FROM (SELECT sum(more) OVER (ORDER BY at, more ROWS UNBOUNDED PRECEDING) AS running FROM changes) r
