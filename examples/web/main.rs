@@ -4,7 +4,9 @@
 //! ```text
 //! POST /orders            writes the order and its jobs in one transaction; answers with their ids
 //! GET  /jobs/{id}         a job's status and progress, for the page that waits
-//! GET  /readyz /metrics   for Kubernetes and Prometheus
+//! GET  /jobs/{id}/events  the same, pushed at each change
+//! GET  /readyz /livez     for Kubernetes: whether orders can be placed, and whether a restart would help
+//! GET  /workerz /metrics  for people and alerts: whether the worker takes jobs, and all figures
 //! ```
 //!
 //! `receipt` books an order exactly once; `resize` makes pictures, reports its progress and resumes after a crash; a
@@ -14,19 +16,24 @@ mod jobs;
 #[cfg(test)]
 mod tests;
 
-use std::{error::Error, sync::Arc};
+use std::{convert::Infallible, error::Error, sync::Arc};
 
 use axum::{
     Json, Router,
     extract::{Path, State},
     http::StatusCode,
-    response::{IntoResponse, Response},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
     routing::{get, post},
 };
+use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::PgPool;
-use tenure::{Config, Health, JobId, Tenure, metrics::Metrics};
+use tenure::{Config, Health, JobId, Tenure, jobs::WaitError, metrics::Metrics};
+use tokio::net::TcpListener;
 
 use jobs::{Receipt, Resize};
 
@@ -104,21 +111,89 @@ async fn job(State(shop): State<Shop>, Path(id): Path<JobId>) -> Result<Response
     Ok(Json(seen).into_response())
 }
 
-/// Ready as long as the worker is: Kubernetes then sends requests elsewhere.
-async fn ready(State(health): State<Health>) -> Response {
+/// Each change of a job until its end, or until the program is told to stop: the browser then asks the next process.
+async fn events(State(shop): State<Shop>, Path(id): Path<JobId>) -> Result<Response, Unexpected> {
+    let feed = match shop.tenure.watch(id).await {
+        Ok(feed) => feed,
+        Err(WaitError::NotFound(_)) => return Ok(StatusCode::NOT_FOUND.into_response()),
+        Err(error) => return Err(error.into()),
+    };
+    let events = feed.map(|now| {
+        // No error of a job for strangers.
+        let seen = json!({ "status": now.status, "progress": now.progress, "message": now.message });
+        Ok::<_, Infallible>(Event::default().json_data(seen).unwrap_or_default())
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
+}
+
+// ANCHOR: ready
+/// For the readiness probe: whether an order can be placed. While NATS is away, it can: its jobs wait.
+async fn ready(State(shop): State<Shop>) -> Response {
+    match shop.tenure.can_enqueue().await {
+        Ok(()) => StatusCode::OK.into_response(),
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
+    }
+}
+
+/// For people and alerts: whether this process takes jobs. As a readiness probe it would take the site away with NATS.
+async fn takes_jobs(State(health): State<Health>) -> Response {
     match health.ready() {
         Ok(()) => StatusCode::OK.into_response(),
         Err(lacks) => (StatusCode::SERVICE_UNAVAILABLE, lacks.join("\n")).into_response(),
     }
 }
 
-fn routes(shop: Shop, health: Health, metrics: Option<Metrics>) -> Router {
-    let probes = Router::new().route("/readyz", get(ready)).with_state(health);
-    let metrics = Router::new()
-        .route("/metrics", get(async move || metrics.map(|all| all.render()).unwrap_or_default()));
-    let orders = Router::new().route("/orders", post(place)).route("/jobs/{id}", get(job)).with_state(shop);
-    orders.merge(probes).merge(metrics)
+/// For the liveness probe: whether a restart would help.
+async fn live(State(health): State<Health>) -> Response {
+    match health.live() {
+        Ok(()) => StatusCode::OK.into_response(),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why).into_response(),
+    }
 }
+// ANCHOR_END: ready
+
+fn routes(shop: Shop, health: Health, metrics: Option<Metrics>) -> Router {
+    let metrics = async move || metrics.map(|all| all.render()).unwrap_or_default();
+    let orders = Router::new()
+        .route("/orders", post(place))
+        .route("/jobs/{id}", get(job))
+        .route("/jobs/{id}/events", get(events))
+        .route("/readyz", get(ready))
+        .with_state(shop);
+    let worker =
+        Router::new().route("/livez", get(live)).route("/workerz", get(takes_jobs)).with_state(health);
+    orders.merge(worker).route("/metrics", get(metrics))
+}
+
+// ANCHOR: serve
+/// Answers requests and runs jobs until `signal`, and lets both end.
+async fn serve(
+    listener: TcpListener,
+    shop: Shop,
+    metrics: Option<Metrics>,
+    signal: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Failure> {
+    let (worker, tenure) = (Arc::new(jobs::worker(&shop).start()?), shop.tenure.clone());
+    let (running, watched) = (worker.clone(), tenure.clone());
+    let until = async move {
+        tokio::select! {
+            () = signal => {}
+            // A worker that ends by itself takes the process with it; its error is below.
+            _ = running.wait() => {}
+        }
+        // No new job from now on, and no browser that watches one holds up the server: both end side by side.
+        running.stop();
+        watched.end_watches();
+    };
+    let answers = axum::serve(listener, routes(shop, worker.health(), metrics));
+    let answered = answers.with_graceful_shutdown(until).await;
+    // Jobs have `shutdown_grace` to end; other workers run the rest.
+    let outcome = worker.wait().await;
+    tenure.close().await;
+    answered?;
+    Ok(outcome?)
+}
+// ANCHOR_END: serve
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
@@ -132,24 +207,7 @@ async fn main() -> Result<(), Failure> {
     sqlx::raw_sql(jobs::TABLES).execute(&pool).await?;
     tenure.put_schedule(jobs::nightly()).await?;
 
-    let shop = Shop { tenure: tenure.clone(), pool, mailer: Arc::new(Printed) };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    let worker = Arc::new(jobs::worker(&shop).start()?);
-    let ended = worker.clone();
-    let until = async move {
-        tokio::select! {
-            () = tenure::shutdown_signal() => {}
-            // A worker that ends by itself takes the process with it; its error is below.
-            _ = ended.wait() => {}
-        }
-    };
-    let answered = axum::serve(listener, routes(shop, worker.health(), Some(metrics)))
-        .with_graceful_shutdown(until)
-        .await;
-    // No request enqueues any more. Jobs have `shutdown_grace` to end; other workers run the rest.
-    worker.stop();
-    let outcome = worker.wait().await;
-    tenure.close().await;
-    answered?;
-    Ok(outcome?)
+    let shop = Shop { tenure, pool, mailer: Arc::new(Printed) };
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    serve(listener, shop, Some(metrics), tenure::shutdown_signal()).await
 }

@@ -1,6 +1,9 @@
 //! The tests of the application: its routes and its jobs, on a real Postgres and a real NATS.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use axum::{
     body::{Body, to_bytes},
@@ -8,6 +11,12 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tenure::{JobId, Status, testing::TestTenure};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::oneshot,
+    time::timeout,
+};
 use tower::ServiceExt;
 
 use super::*;
@@ -95,5 +104,41 @@ async fn each_night_has_its_report() -> Result<(), Failure> {
     let job = test.run(worker(&shop), Report { night: None }).await;
     assert_eq!(job.output, Some(json!(1)));
     assert_eq!(shop.tenure.schedules().await?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn browsers_that_watch_a_job_do_not_hold_up_the_end() -> Result<(), Failure> {
+    let (test, shop, _) = shop().await?;
+    let job = shop.tenure.enqueue(Resize { order: 1, pictures: 100_000 }).await?.id;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let (address, (signal, signalled)) = (listener.local_addr()?, oneshot::channel::<()>());
+    let until = async move { drop(signalled.await) };
+    let serving = tokio::spawn(serve(listener, shop.clone(), None, until));
+    let mut browsers = Vec::new();
+    for _ in 0..10 {
+        let mut browser = TcpStream::connect(address).await?;
+        let request = format!("GET /jobs/{job}/events HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        browser.write_all(request.as_bytes()).await?;
+        let mut seen = String::new();
+        while !seen.contains(r#""status":"processing""#) {
+            let mut some = [0; 4_096];
+            let n = timeout(Duration::from_secs(20), browser.read(&mut some)).await??;
+            assert!(n > 0, "the stream ended: {seen}");
+            seen.push_str(&String::from_utf8_lossy(&some[..n]));
+        }
+        browsers.push(browser);
+    }
+    let told_at = Instant::now();
+    signal.send(()).map_err(|()| "it has ended")?;
+    for browser in &mut browsers {
+        timeout(Duration::from_secs(5), browser.read_to_end(&mut Vec::new())).await??;
+    }
+    assert!(!serving.is_finished(), "the job was given no time to end");
+    let grace = test.config().timing.shutdown_grace + Duration::from_secs(10);
+    timeout(grace.saturating_sub(told_at.elapsed()), serving).await???;
+    let outcomes: Vec<String> =
+        sqlx::query_scalar("SELECT outcome FROM tenure.job_executions_all").fetch_all(test.pool()).await?;
+    assert_eq!(outcomes, ["released"]);
     Ok(())
 }

@@ -249,6 +249,26 @@ impl Tenure {
         self.inner.publications.wait().await;
     }
 
+    /// Checks that this process can enqueue: for the readiness of a program that serves requests. NATS may be away, as
+    /// the jobs of that time wait for the relay; [`Health::ready`](crate::Health::ready) says whether a worker takes
+    /// jobs, and would take a web site away with NATS.
+    ///
+    /// Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Postgres does not answer, refuses writes, has no schema of tenure, or the role may not add jobs.
+    pub async fn can_enqueue(&self) -> Result<(), StoreError> {
+        self.store().can_enqueue().await
+    }
+
+    /// Ends all streams of [`Tenure::watch`] now, and those that begin later after their first update. Call it when
+    /// your program is told to stop: a web server that waits for its open requests would wait for each browser that
+    /// watches a job.
+    pub fn end_watches(&self) {
+        self.watches().end();
+    }
+
     /// Runs [`Tenure::flush`], then closes both connections. A pool or a client that the builder was given stays open.
     /// Waits at most 5 s for the hooks of [`TenureBuilder::on_enqueue`].
     pub async fn close(&self) {

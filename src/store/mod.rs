@@ -271,6 +271,7 @@ statement_list! {
     REDRIVE = "job" "redrive";
     PURGE_DEAD = "history" "purge_dead";
     HANDLER_POOL = "session" "handler_pool";
+    CAN_ENQUEUE = "session" "can_enqueue";
     SCHEMA_VERSION = "session" "schema_version";
     APPLIED_FUNCTIONS = "session" "applied_functions";
     NOTE_FUNCTION = "session" "note_function";

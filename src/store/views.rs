@@ -1,6 +1,6 @@
 //! Views: the statements for people. One method, one statement.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -12,8 +12,8 @@ use sqlx::{
 };
 
 use super::{
-    CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_TAGGED, LIST_WORKERS, MATCH_JOBS,
-    MATCH_TAGGED, RECOVERIES, SCHEMA_VERSION, SHOW_JOB,
+    CAN_ENQUEUE, CHECKPOINT_SIZE, DATABASE_TIME, EXECUTIONS, LIST_JOBS, LIST_TAGGED, LIST_WORKERS,
+    MATCH_JOBS, MATCH_TAGGED, RECOVERIES, SCHEMA_VERSION, SHOW_JOB,
     call::{Store, StoreError},
     rows::{AGE_MAX, ExecutionRow, JobRow, RecoveryRow, both, bytes_of, status, u32_of, u64_of},
     schema::{CALLED_FUNCTIONS, NEEDS},
@@ -320,6 +320,16 @@ impl Store {
         let rows = self.rows(query(DATABASE_TIME)).await?;
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(row.try_get("at")?)
+    }
+
+    /// Checks that jobs can be added.
+    pub(crate) async fn can_enqueue(&self) -> Result<(), StoreError> {
+        let rows = self.rows(query(CAN_ENQUEUE)).await?;
+        if rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("can_enqueue")? {
+            return Ok(());
+        }
+        let why = "this server is a standby or read-only, or the role may not add jobs (postgres/roles.sql)";
+        Err(StoreError::Unavailable(Arc::new(sqlx::Error::Protocol(why.to_owned()))))
     }
 
     /// Returns at most `limit` jobs, newest first; with their payloads and outputs, or without.

@@ -84,6 +84,8 @@ struct Shared {
     to_look: Notify,
     /// Wakes the task that asks the workers.
     to_ask: Notify,
+    /// Whether the program is told to stop: no feed goes on.
+    is_over: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -136,7 +138,19 @@ impl Watches {
         let name = uuid::Uuid::new_v4().simple().to_string();
         let (home, state) = (Handle::current(), Mutex::default());
         let (to_look, to_ask) = (Notify::new(), Notify::new());
-        Self(Arc::new(Shared { store, nats, home, name, state, to_look, to_ask }))
+        let is_over = watch::Sender::new(false);
+        Self(Arc::new(Shared { store, nats, home, name, state, to_look, to_ask, is_over }))
+    }
+
+    /// Ends all feeds.
+    pub(crate) fn end(&self) {
+        self.0.is_over.send_replace(true);
+    }
+
+    /// Returns when feeds end.
+    fn over(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut is_over = self.0.is_over.subscribe();
+        async move { drop(is_over.wait_for(|is_over| *is_over).await) }
     }
 
     /// Watches a job.
@@ -536,7 +550,8 @@ impl Tenure {
     ///
     /// A job that is gone without an end that was seen, as one of a kind that keeps no history, ends as
     /// [`Status::Completed`] without an output. A job that is redriven after its end needs a new stream. A stream ends
-    /// early, and the log says why, if Postgres comes to refuse the read, for example because a right was revoked.
+    /// early, and the log says why, if Postgres comes to refuse the read, for example because a right was revoked; and
+    /// by [`Tenure::end_watches`].
     ///
     /// ```no_run
     /// # use futures::StreamExt;
@@ -585,6 +600,7 @@ impl Tenure {
             Some((JobUpdate::clone(&update), (watching, is_over)))
         });
         let first = JobUpdate::clone(&first);
+        let later = later.take_until(self.watches().over());
         Ok(Watch { updates: stream::once(async { first }).chain(later).boxed() })
     }
 }
