@@ -10,7 +10,8 @@
   (or the whole file, without a name), without its common indentation;
 - the file and the anchor of every {{#include}} exist;
 - a line is at most 120 characters, but in tables, code and the targets of links;
-- a row that begins with a file and a function (`src/x.rs` `f`) names a function of that file.
+- a row that begins with a file and a function (`src/x.rs` `f`) names a function of that file;
+- no page denies a feature that tenure has, and those who come from another queue are told no "none".
 """
 
 import pathlib
@@ -50,6 +51,30 @@ def anchors(path, known={}):
             found.add(f"{name}-{seen[name]}" if seen[name] else name)
         known[path] = found
     return known[path]
+
+
+# Features by the words of a page, and where they are: a page that was written before them would deny them.
+FEATURES = {
+    r"priorit(?:y|ies)": ("src/client/enqueue.rs", "pub fn priority"),
+    r"rate limits?": ("src/lanes/api.rs", "pub fn rate"),
+    r"tags?": ("src/client/enqueue.rs", "pub fn tag"),
+    r"expir(?:y|ies|ation)": ("src/client/enqueue.rs", "pub fn not_after"),
+    r"(?:groups?|graphs?|workflows?|batches)": ("src/groups/api.rs", "pub fn graph"),
+    r"(?:uniqueness|unique keys?)": ("src/client/enqueue.rs", "pub fn unique_key"),
+    r"debounc\w+": ("src/client/enqueue.rs", "pub fn replace"),
+    r"(?:schedules?|periodic jobs)": ("src/schedules/api.rs", "pub async fn put_schedule"),
+    r"(?:results?|outputs?)": ("src/client/jobs.rs", "pub async fn wait_for"),
+}
+
+
+def check_denials(page, text):
+    for feature in FEATURES:
+        denial = rf"\b(?:there (?:is|are) no|tenure has no) {feature}\b(?! of|\w)|{feature}\W+(?:is|are) not in tenure"
+        for found in re.finditer(denial, text, flags=re.I):
+            fail(page, f"denies a feature: {found.group(0)!r}")
+    if page.name == "coming-from.md":
+        for row in re.findall(r"^\|[^|]+\| none\b[^|]*\|", text, flags=re.M):
+            fail(page, f"denies a feature: {row}")
 
 
 def check_width(page):
@@ -138,6 +163,10 @@ def main(write):
     for page in pages:
         check_functions(page)
         check_width(page)
+        check_denials(page, page.read_text())
+    for file, text in FEATURES.values():
+        if text not in (ROOT / file).read_text():
+            fail(ROOT / file, f"has no {text!r} any more: does scripts/check_docs.py list a feature that is gone?")
     for text in wrong:
         print(text, file=sys.stderr)
     if wrong:
