@@ -40,7 +40,7 @@ impl Of {
 }
 
 /// The aims, in the order of the table. Rates have a lower bound, latencies and costs an upper one.
-const AIMS: [(Row, Of, f64); 15] = [
+const AIMS: [(Row, Of, f64); 16] = [
     (Row::Drain, Of::Peers, 1.0),
     (Row::DrainUnkept, Of::PeersDrain, 1.2),
     (Row::CommitP50, Of::Peers, 1.0),
@@ -49,6 +49,7 @@ const AIMS: [(Row, Of, f64); 15] = [
     (Row::Tasks, Of::Raw, 1.5),
     (Row::Batches, Of::Peers, 1.3),
     (Row::Mixed, Of::Peers, 3.0),
+    (Row::MixedBatches, Of::Peers, 1.5),
     (Row::Cpu, Of::Itself, 30.0),
     (Row::DrainFourWorkers, Of::Drain, 0.7),
     (Row::DrainTwoQueues, Of::Drain, 0.7),

@@ -61,7 +61,11 @@ impl Scene<'_> {
                 let span = producer.span(Ask::Batches { jobs: self.jobs }).await?;
                 Ok(Values::from([(Row::Batches, rate(self.jobs, span))]))
             }
-            Work::Mixed => self.mixed(&mut producer).await,
+            Work::Mixed => {
+                let ask = Ask::Enqueue { first: TASKS, jobs: self.jobs, tasks: TASKS };
+                self.mixed(&mut producer, ask).await
+            }
+            Work::MixedBatches => self.mixed(&mut producer, Ask::Batches { jobs: self.jobs }).await,
             Work::Pickup => self.pickup(&mut producer).await,
             _ => self.drain(&mut producer, gateway.as_ref()).await,
         }
@@ -106,15 +110,14 @@ impl Scene<'_> {
     }
 
     /// From the first enqueue to the last end.
-    async fn mixed(&self, producer: &mut Producer) -> anyhow::Result<Values> {
+    async fn mixed(&self, producer: &mut Producer, ask: Ask) -> anyhow::Result<Values> {
         let mut workers = self.one_worker().await?;
         producer.span(Ask::Enqueue { first: 0, jobs: TASKS, tasks: TASKS }).await?;
         self.all_done(producer, &mut workers, TASKS).await?;
-        let ask = Ask::Enqueue { first: TASKS, jobs: self.jobs, tasks: TASKS };
         let (begin, _) = producer.span(ask).await?;
         let end = self.all_done(producer, &mut workers, TASKS + self.jobs).await?;
         self.seen(workers, TASKS + self.jobs).await?;
-        Ok(Values::from([(Row::Mixed, rate(self.jobs, (begin, end)))]))
+        Ok(Values::from([(self.work.row(), rate(self.jobs, (begin, end)))]))
     }
 
     async fn pickup(&self, producer: &mut Producer) -> anyhow::Result<Values> {

@@ -39,6 +39,8 @@ pub(crate) enum Work {
     DrainProgress,
     /// 32 tasks enqueue while one worker runs the jobs.
     Mixed,
+    /// One task enqueues in batches of 1,000 while one worker runs the jobs.
+    MixedBatches,
     /// From the commit, and from the call of the insert, to the first line of the handler.
     Pickup,
 }
@@ -92,6 +94,7 @@ impl Work {
             Self::DrainFourWorkers => Row::DrainFourWorkers,
             Self::DrainProgress => Row::DrainProgress,
             Self::Mixed => Row::Mixed,
+            Self::MixedBatches => Row::MixedBatches,
             Self::Pickup => Row::CommitP50,
         }
     }
@@ -111,6 +114,7 @@ pub(crate) enum Row {
     DrainFourWorkers,
     DrainProgress,
     Mixed,
+    MixedBatches,
     CommitP50,
     CommitP99,
     CallP50,
@@ -124,7 +128,7 @@ pub(crate) enum Row {
 
 impl Row {
     /// All of them, in the order of the table.
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::OneByOne,
         Self::Tasks,
         Self::Batches,
@@ -135,6 +139,7 @@ impl Row {
         Self::DrainFourWorkers,
         Self::DrainProgress,
         Self::Mixed,
+        Self::MixedBatches,
         Self::CommitP50,
         Self::CommitP99,
         Self::CallP50,
@@ -158,6 +163,7 @@ impl Row {
             Self::DrainFourWorkers => "drain, four workers",
             Self::DrainProgress => "drain, handlers that report progress",
             Self::Mixed => "enqueue from 32 tasks while one worker drains",
+            Self::MixedBatches => "enqueue in batches of 1,000 while one worker drains",
             Self::CommitP50 => "pick-up when idle, from the commit, p50",
             Self::CommitP99 => "pick-up when idle, from the commit, p99",
             Self::CallP50 => "pick-up when idle, from the call, p50",

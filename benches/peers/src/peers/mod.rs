@@ -291,9 +291,8 @@ enum Scripts {
 /// Does a part of one work of one library, in this process.
 pub(crate) async fn be(role: Role, library: Library, work: Work, servers: &Servers) -> anyhow::Result<()> {
     match library {
-        Library::Tenure => be_of::<tenure::Tenure<16>>(role, work, servers).await,
-        // A gateway has a message of several jobs published again, one job each: a worker takes as many as it wants.
-        library if library.has_gateway() => be_of::<tenure::Tenure<1>>(role, work, servers).await,
+        Library::Tenure => be_of::<tenure::Tenure>(role, work, servers).await,
+        library if library.has_gateway() => be_of::<tenure::Tenure>(role, work, servers).await,
         Library::GraphileWorker => be_of::<graphile_worker::GraphileWorker>(role, work, servers).await,
         Library::Apalis => be_of::<apalis::Apalis>(role, work, servers).await,
         Library::Riverqueue => be_of::<riverqueue::River>(role, work, servers).await,

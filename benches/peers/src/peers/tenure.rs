@@ -11,12 +11,11 @@ pub(super) const ABOUT: About = About {
     fence: "the claim's number",
     synced: "each commit",
     settings: "defaults but for its slots: 2,000 for one worker, 1,000 for each of two queues, 500 for each of four \
-               workers; and 16 jobs a message, where they are enqueued together; delivered by NATS (JetStream, file storage). Rows: history is a table with a partition a day",
+               workers; delivered by NATS (JetStream, file storage). Rows: history is a table with a partition a day",
 };
 
-/// With this many jobs a message, where they are enqueued together.
 #[derive(Clone)]
-pub(super) struct Tenure<const JOBS: usize> {
+pub(super) struct Tenure {
     client: tenure::Tenure,
     /// For what the bench alone asks.
     counts: PgPool,
@@ -27,12 +26,6 @@ impl Job for Order {
     const KIND: &'static str = Order::KIND;
 }
 
-fn config(servers: &Servers, jobs_per_message: usize) -> Config {
-    let mut config = Config::new(&servers.database, &servers.broker);
-    config.jobs_per_message = jobs_per_message;
-    config
-}
-
 const fn slots(work: Work) -> u32 {
     match work {
         Work::DrainTwoQueues => 1_000,
@@ -41,9 +34,9 @@ const fn slots(work: Work) -> u32 {
     }
 }
 
-impl<const JOBS: usize> Peer for Tenure<JOBS> {
+impl Peer for Tenure {
     async fn open(servers: &Servers, work: Work) -> anyhow::Result<Self> {
-        let client = tenure::Tenure::connect(&config(servers, JOBS)).await?;
+        let client = tenure::Tenure::connect(&Config::new(&servers.database, &servers.broker)).await?;
         let queues: Vec<_> = work.queues().iter().map(ToString::to_string).collect();
         client.setup(&queues).await?;
         Ok(Self { client, counts: pool(&servers.database, 1).await?, queue: work.queues()[0] })
@@ -72,7 +65,7 @@ impl<const JOBS: usize> Peer for Tenure<JOBS> {
     }
 
     async fn work(servers: &Servers, work: Work) -> anyhow::Result<()> {
-        let tenure = tenure::Tenure::connect(&config(servers, JOBS)).await?;
+        let tenure = tenure::Tenure::connect(&Config::new(&servers.database, &servers.broker)).await?;
         let options = match work {
             Work::DrainUnkept => KindOptions::new().no_history(),
             _ => KindOptions::new(),
