@@ -56,6 +56,9 @@ const ROOM_WITHIN: Duration = Duration::from_millis(100);
 /// all: the rest of such a message would go to the end of the queue.
 const FEW: usize = 32;
 const FEW_FOR: Duration = Duration::from_secs(5);
+/// How often a message may be delivered before it is taken in part: workers that are short of slots would return it for
+/// ever.
+const RETURNED_MAX: i64 = 8;
 
 /// The result of a pull.
 pub(crate) enum Pulled {
@@ -100,6 +103,8 @@ pub(crate) struct Pull {
     few_since: Option<Instant>,
     /// Whether the last request was for a part of a message.
     takes_part: bool,
+    /// Whether nothing waited in the stream, as the server said last: the next message need not be of a burst.
+    is_drained: bool,
     /// Jobs that wait for a slot: the rest of a message of which others run, and whole messages with their arrival.
     rest: VecDeque<Delivery>,
     rest_since: Instant,
@@ -132,6 +137,7 @@ impl Pull {
             each: 1,
             few_since: None,
             takes_part: false,
+            is_drained: true,
             rest: VecDeque::new(),
             rest_since: Instant::now(),
             waiting: VecDeque::new(),
@@ -226,13 +232,16 @@ impl Pull {
     async fn request_for_free_slots(&mut self) -> Result<(), async_nats::Error> {
         let before = self.held.len();
         let free = self.slots.available(before).min(BATCH_MAX.saturating_sub(before));
-        let few = free > 0 && self.requested == 0 && free < self.each;
+        // One that comes alone takes a free slot at once.
+        let asks_for_one = self.is_drained && self.requested == 0;
+        let few = free > 0 && self.requested == 0 && free < self.each && !asks_for_one;
         let few_since = *self.few_since.get_or_insert_with(Instant::now);
         if !few {
             self.few_since = None;
         }
         let takes_part = few && (self.slots.runs_nothing() || few_since.elapsed() >= self.few_for());
-        let messages = messages_for(before + free, self.each, takes_part).saturating_sub(self.requested);
+        let messages = messages_for(before + free, self.each, takes_part || asks_for_one);
+        let messages = messages.saturating_sub(self.requested);
         if free == 0 || free < before || messages == 0 {
             return Ok(());
         }
@@ -260,7 +269,7 @@ impl Pull {
 
     /// Whether the first jobs of this message may start before there is a slot for each.
     fn splits(&self, message: &Delivery) -> bool {
-        self.takes_part || message.jobs() > self.slots.slots()
+        self.takes_part || message.jobs() > self.slots.slots() || message.deliveries > RETURNED_MAX
     }
 
     /// Gives free slots to the jobs that wait, in order.
@@ -301,11 +310,15 @@ impl Pull {
     fn give_up(&mut self, after: Duration) -> Vec<Delivery> {
         let mut left = Vec::new();
         if !self.rest.is_empty() && self.rest_since.elapsed() >= after {
-            self.slots.handed_back();
+            if !after.is_zero() {
+                self.slots.handed_back();
+            }
             left.extend(self.rest.drain(..));
         }
         while self.rest.is_empty() && self.waiting.front().is_some_and(|(since, _)| since.elapsed() >= after)
         {
+            // It comes again, and the server does not count it among those that wait.
+            self.is_drained = false;
             left.extend(self.waiting.pop_front().map(|(_, message)| message));
         }
         left
@@ -421,6 +434,7 @@ impl Pull {
                     self.not_coming(unused);
                     if unused > 0 {
                         self.slots.has_more(false);
+                        self.is_drained = true;
                     }
                 } else {
                     let why = message.description.unwrap_or_default();
@@ -459,7 +473,7 @@ impl Pull {
             more if more > self.each => more,
             fewer => self.each - (self.each - fewer).div_ceil(4),
         };
-        let is_last = delivery.pending == 0;
+        self.is_drained = delivery.pending == 0;
         if delivery.jobs() == 1
             && !self.waits()
             && let Some(slot) = self.held.pop()
@@ -468,10 +482,6 @@ impl Pull {
         } else {
             self.waiting.push_back((Instant::now(), delivery));
             self.assign(deliveries);
-        }
-        if is_last && !self.waits() {
-            // The next one need not be of a burst, and takes a slot that is free.
-            self.each = 1;
         }
         self.held.truncate(self.requested * self.each);
     }

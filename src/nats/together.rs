@@ -19,7 +19,7 @@ use super::{
 use crate::{observe::repeats, store::Store};
 
 /// How long jobs wait for the first answer about their queue: a message each is better than a late one.
-const TOLD_WITHIN: Duration = Duration::from_millis(100);
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
 /// How old an answer may be before the next burst asks anew, and until when it holds.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
 const TOLD_LASTS: Duration = Duration::from_secs(10);
@@ -35,8 +35,8 @@ pub(super) struct Told(Arc<Mutex<HashMap<String, OfQueue>>>);
 /// What it has told of a queue.
 #[derive(Debug)]
 struct OfQueue {
-    /// When a burst may ask again.
-    ask_at: Instant,
+    /// When a burst may ask again. `None`: none has asked.
+    ask_at: Option<Instant>,
     /// When it was told, the live workers, and how many jobs one message may name.
     told: Option<(Instant, usize, usize)>,
 }
@@ -46,23 +46,24 @@ impl Told {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns those of these queues of which the caller is to ask now; nobody else does for a while.
-    fn to_ask<'a>(&self, queues: impl Iterator<Item = &'a String>) -> Vec<String> {
+    /// Returns those of these queues of which the caller is to ask now; nobody else does for a while. Also whether to
+    /// wait for the answer: nobody has asked of one of them for long.
+    fn to_ask<'a>(&self, queues: impl Iterator<Item = &'a String>) -> (Vec<String>, bool) {
         let now = Instant::now();
         let mut known = self.queues();
         if known.len() > QUEUES_MAX {
-            known.retain(|_, of| of.ask_at > now);
+            known.retain(|_, of| of.ask_at.is_some_and(|ask_at| ask_at > now));
         }
-        let is_to_ask = |queue: &&String| {
-            let new = || OfQueue { ask_at: now, told: None };
-            let of = known.entry((*queue).clone()).or_insert_with(new);
-            let is_due = of.ask_at <= now;
-            if is_due {
-                of.ask_at = now + ASKED_EVERY;
+        let (mut to_ask, mut waits) = (Vec::new(), false);
+        for queue in queues {
+            let of = known.entry(queue.clone()).or_insert(OfQueue { ask_at: None, told: None });
+            if of.ask_at.is_none_or(|ask_at| ask_at <= now) {
+                waits |= of.ask_at.is_none_or(|ask_at| ask_at + TOLD_LASTS <= now);
+                of.ask_at = Some(now + ASKED_EVERY);
+                to_ask.push(queue.clone());
             }
-            is_due
-        };
-        queues.filter(is_to_ask).cloned().collect()
+        }
+        (to_ask, waits)
     }
 
     /// Notes what was told of these queues. A queue that `told` lacks has no worker.
@@ -79,7 +80,7 @@ impl Told {
 
     /// Notes that Postgres refuses to tell.
     fn refused(&self, queues: &[String]) {
-        let ask_at = Instant::now() + REFUSAL_LASTS;
+        let ask_at = Some(Instant::now() + REFUSAL_LASTS);
         let mut known = self.queues();
         for queue in queues {
             if let Some(of) = known.get_mut(queue) {
@@ -124,11 +125,10 @@ impl Nats {
             return;
         }
         let bursts = large_bursts(tickets);
-        let to_ask = self.told.to_ask(bursts.keys().map(|(queue, _)| queue));
+        let (to_ask, waits) = self.told.to_ask(bursts.keys().map(|(queue, _)| queue));
         if !to_ask.is_empty() {
-            let is_new = to_ask.iter().any(|queue| self.told.of(queue).is_none());
             let asked = store.spawn(self.told.clone().ask(store.clone(), to_ask));
-            if is_new {
+            if waits {
                 drop(timeout(TOLD_WITHIN, asked).await);
             }
         }
@@ -190,15 +190,15 @@ mod tests {
     fn one_asks_for_all_and_a_late_answer_takes_none_away() {
         let told = Told::default();
         let both = ["a".to_owned(), "b".to_owned()];
-        assert_eq!(told.to_ask(both.iter()), both);
-        assert_eq!(told.to_ask(both.iter()), [""; 0], "another asks");
+        assert_eq!(told.to_ask(both.iter()), (both.to_vec(), true));
+        assert_eq!(told.to_ask(both.iter()), (vec![], false), "another asks");
         assert_eq!(told.of("a"), None);
         told.note(&both, &HashMap::from([("a".to_owned(), (3, 16))]));
         assert_eq!((told.of("a"), told.of("b"), told.of("c")), (Some((3, 16)), Some((0, 1)), None));
-        told.queues().entry("a".into()).and_modify(|of| of.ask_at = Instant::now());
-        assert_eq!(told.to_ask(both.iter()), ["a"]);
+        told.queues().entry("a".into()).and_modify(|of| of.ask_at = Some(Instant::now()));
+        assert_eq!(told.to_ask(both.iter()), (vec!["a".into()], false), "in the background");
         assert_eq!(told.of("a"), Some((3, 16)), "until the next answer");
         told.refused(&both);
-        assert_eq!(told.to_ask(both.iter()), [""; 0]);
+        assert_eq!(told.to_ask(both.iter()), (vec![], false));
     }
 }
