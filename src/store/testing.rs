@@ -58,7 +58,14 @@ impl Store {
                 statements.push(format!("UPDATE tenure.quarantine_counts SET at = {back} - {by}"));
                 continue;
             }
-            let moved = moved.collect::<Vec<_>>().join(", ");
+            let mut moved = moved.collect::<Vec<_>>();
+            if relation == "lane_jobs" {
+                // In a lane that is not ordered: since when the job is due, in microseconds.
+                moved.push(format!(
+                    "place = CASE WHEN place > 0 THEN place - (extract(epoch FROM {by}) * 1000000)::bigint ELSE place END"
+                ));
+            }
+            let moved = moved.join(", ");
             statements.push(format!("UPDATE tenure.{relation} SET {moved}"));
         }
         // Live workers would have scanned: without a last scan there is no gap after which owners get time to write.
@@ -86,8 +93,8 @@ impl Store {
         self.rows(query(SKIP_SLEEPS).bind(job)).await.map(drop)
     }
 
-    /// Returns how many of these jobs ran at once, at most.
-    pub(crate) async fn most_at_once(&self, jobs: &[JobId]) -> Result<i64, StoreError> {
+    /// Returns how many of these jobs ran at once, at most. `None`: none ran.
+    pub(crate) async fn most_at_once(&self, jobs: &[JobId]) -> Result<Option<i64>, StoreError> {
         let rows = self.rows(query(MOST_AT_ONCE).bind(jobs)).await?;
         Ok(rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("jobs")?)
     }

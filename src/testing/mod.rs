@@ -122,7 +122,8 @@ impl TestTenure {
     }
 
     /// [`TestTenure::start`] with the program's own codecs, hooks and pool: `program` is the function by which the
-    /// program makes its builder from its settings, and gets those of the test.
+    /// program makes its builder from its settings, and gets those of the test. It may change timers and limits, but
+    /// has to keep the addresses, the stream and the prefix.
     ///
     /// ```no_run
     /// use tenure::{Config, Tenure, TenureBuilder, codec::Codecs, testing::TestTenure};
@@ -139,7 +140,7 @@ impl TestTenure {
     ///
     /// # Panics
     ///
-    /// As [`TestTenure::start_with`].
+    /// As [`TestTenure::start_with`]; also if the builder leads elsewhere than the settings that it is given.
     #[track_caller]
     pub fn start_as(program: impl FnOnce(&Config) -> TenureBuilder) -> impl Future<Output = Self> {
         let at = Location::caller();
@@ -150,7 +151,7 @@ impl TestTenure {
     ///
     /// # Panics
     ///
-    /// As [`TestTenure::on`].
+    /// As [`TestTenure::on`]; also if the builder leads elsewhere than the settings that it is given.
     #[track_caller]
     pub fn on_as(
         database_url: &str,
@@ -191,7 +192,16 @@ impl TestTenure {
     ) -> Self {
         let mut place = place.unwrap_or_else(|reason| panic!("{at}: {reason}"));
         let builder = program(&place.config);
-        place.config = builder.config().clone();
+        let config = builder.config().clone();
+        let places = |of: &Config| {
+            [&of.database_url, &of.nats_url, &of.stream, &of.subject_prefix].map(ToOwned::to_owned)
+        };
+        assert!(
+            places(&config) == places(&place.config),
+            "{at}: the program's builder leads elsewhere than to the database and the stream of this test; have it use \
+             the settings that it is given"
+        );
+        place.config = config;
         let connected = Box::pin(connect(builder)).await;
         let (tenure, pool) = connected.unwrap_or_else(|reason| panic!("{at}: {reason}"));
         Self { inner: Arc::new(Inner { tenure, pool, place }) }
@@ -331,6 +341,8 @@ impl TestTenure {
                 let due = self.due(at, &queues, kinds.as_deref()).await;
                 match due {
                     Due::Nothing => break,
+                    // Until then, it has let no lane go on.
+                    Due::PutOff if running.0.health().ready().is_err() => quiet_since = None,
                     Due::PutOff if quiet_since.get_or_insert_with(Instant::now).elapsed() >= QUIET => break,
                     Due::PutOff => {}
                     Due::Some => quiet_since = None,
@@ -441,13 +453,17 @@ impl TestTenure {
     ///
     /// # Panics
     ///
-    /// If the database does not answer.
+    /// If none of these jobs has run, or the database does not answer: a limit that nothing reached was not tested.
     #[track_caller]
     pub fn most_at_once(&self, jobs: impl IntoIterator<Item = JobId>) -> impl Future<Output = u64> {
         let (at, jobs): (At, Vec<_>) = (Location::caller(), jobs.into_iter().collect());
         async move {
-            let most = self.store().most_at_once(&jobs).await;
-            most.unwrap_or_else(|error| fail(at, &error)).unsigned_abs()
+            let most = self.store().most_at_once(&jobs).await.unwrap_or_else(|error| fail(at, &error));
+            let Some(most) = most else {
+                let (n, newest) = (jobs.len(), self.newest_jobs(at).await);
+                panic!("{at}: none of these {n} jobs has run, so no limit was tested; the newest:\n{newest}");
+            };
+            most.unsigned_abs()
         }
     }
 
@@ -525,12 +541,9 @@ impl TestTenure {
                 return running.failed(at).await;
             }
             if began_at.elapsed() >= limit {
-                let is_queued = job.status == Status::Queued;
-                let hint = if is_queued {
-                    " (does the worker have a handler for it, and serve its queue?)"
-                } else {
-                    ""
-                };
+                let held = self.held_at(at).await;
+                let why = held.into_iter().find(|(of, _)| of.id == id).map(|(_, why)| format!(" ({why})"));
+                let hint = why.unwrap_or_default();
                 let history = self.history(at, &job).await;
                 panic!("{at}: the job has not ended within {}{hint}:\n{history}", written(limit));
             }
@@ -580,20 +593,33 @@ impl TestTenure {
         let rows = self.store().list_jobs(&filter, i64::MAX, true).await;
         let mut rows = rows.unwrap_or_else(|error| fail(at, &error));
         rows.reverse();
-        let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
-        let waits = self.store().waits_for(&ids).await.unwrap_or_else(|error| fail(at, &error));
+        let store = self.store();
+        let now = store.database_time().await.unwrap_or_else(|error| fail(at, &error));
+        let waiting = rows.iter().filter(|row| row.is_held || row.scheduled_at > now);
+        let waits = store.waits_for(&waiting.map(|row| row.id).collect::<Vec<_>>()).await;
+        let waits = waits.unwrap_or_else(|error| fail(at, &error));
+        let mut queues: Vec<_> = rows.iter().map(|row| row.queue.clone()).collect();
+        queues.sort_unstable();
+        queues.dedup();
+        let settings = store.queue_settings(&queues).await.unwrap_or_else(|error| fail(at, &error));
         let why = |row: &JobRow| {
-            let mut why: Vec<_> =
-                waits.iter().filter(|(id, _)| *id == row.id).map(|(_, waits)| waits.to_string()).collect();
-            if row.scheduled_at > Utc::now() {
-                why.push(format!("waits until {}", row.scheduled_at.to_rfc3339()));
-            } else if why.is_empty() && row.is_held {
+            let waits = waits.iter().filter(|(id, _)| *id == row.id).map(|(_, waits)| waits.to_string());
+            let waits = waits.collect::<Vec<_>>().join("; ");
+            let of_queue = settings.iter().find(|of| of.queue == row.queue);
+            if !waits.is_empty() {
+                waits
+            } else if row.scheduled_at > now {
+                format!("waits until {}", row.scheduled_at.to_rfc3339())
+            } else if of_queue.is_some_and(|of| of.paused) {
+                format!("its queue {:?} is paused", row.queue)
+            } else if row.is_held {
                 let lane = row.lane.as_deref().unwrap_or_default();
-                why.push(format!("waits in lane {lane:?} for another job's end, or for the lane's rate"));
-            } else if why.is_empty() {
-                why.push("is due, and waits for a worker".to_owned());
+                format!("its lane {lane:?} holds it, until a job of it ends or for its rate")
+            } else if of_queue.is_some_and(|of| of.room == Some(0)) {
+                format!("as many jobs of its queue {:?} run as may", row.queue)
+            } else {
+                "is due; a worker that has a handler for it and serves its queue would run it".to_owned()
             }
-            why.join("; ")
         };
         rows.into_iter().map(|row| (why(&row), row)).map(|(why, row)| (row, why)).collect()
     }

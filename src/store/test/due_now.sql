@@ -16,6 +16,7 @@ SELECT (SELECT count(*) FROM served WHERE status = 'processing' OR scheduled_at 
           FROM tenure.schedules
          WHERE queue = ANY ($1::text[])
            AND ($2::text[] IS NULL OR kind = ANY ($2::text[]))
-           AND next_at <= statement_timestamp() AND paused_at IS NULL) AS jobs,
+           AND next_at <= statement_timestamp() AND paused_at IS NULL
+           AND NOT (overlap = 'queue' AND EXISTS (SELECT FROM tenure.jobs j WHERE j.id = schedules.last_job_id))) AS jobs,
        (SELECT count(*) FROM served JOIN tenure.lane_jobs l ON l.job_id = served.id
          WHERE l.due_at <= statement_timestamp()) AS in_lanes

@@ -1,4 +1,4 @@
--- most_at_once: the most of these jobs whose attempts ran at one moment. For tests.
+-- most_at_once: the most of these jobs whose attempts ran at one moment; NULL: none is known to have run. For tests.
 --
 --   $1 ids
 WITH changes AS (
@@ -6,5 +6,5 @@ WITH changes AS (
     UNION ALL
     SELECT finished_at, -1 FROM tenure.job_executions_all WHERE job_id = ANY ($1::uuid[]) AND finished_at IS NOT NULL
 )
-SELECT coalesce(max(running), 0) AS jobs
+SELECT max(running)::bigint AS jobs
   FROM (SELECT sum(more) OVER (ORDER BY at, more ROWS UNBOUNDED PRECEDING) AS running FROM changes) r

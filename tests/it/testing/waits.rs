@@ -1,6 +1,6 @@
 //! What waits in a test: lanes, followers, sleeps, events, expiry, sealed payloads.
 
-use tenure::{Config, TenureBuilder, codec::Codecs, hooks::JobEnqueued, lanes::Lanes};
+use tenure::{Config, TenureBuilder, codec::Codecs, groups::Signalled, hooks::JobEnqueued, lanes::Lanes};
 
 use super::*;
 use crate::sealed::keyring::Keyring;
@@ -42,6 +42,9 @@ async fn a_drain_runs_all_jobs_of_a_lane_and_its_limit_holds() {
     let ended = test.drain(slow(&test)).await;
     assert_eq!(ended.len(), 40);
     assert_eq!(test.most_at_once(ended.iter().map(|job| job.id)).await, 2);
+    let of = test.clone();
+    let nothing = panic_of(async move { assert_eq!(of.most_at_once([]).await, 0) }).await;
+    assert!(nothing.contains("no limit was tested"), "{nothing}");
     // A job that is not due yet waits for its time, in its lane, too.
     let later = test.enqueue(step(1).lane("acme").delay(MINUTE)).await.unwrap();
     assert!(test.drain(slow(&test)).await.is_empty());
@@ -108,7 +111,7 @@ async fn sleeps_and_waits_for_events_end_when_their_time_has_passed() {
     assert_eq!((ended[0].id, ended[0].output.clone()), (job.id, Some(json!(null))));
     // `finish` skips the sleep, and no event.
     let job = test.enqueue(step(2)).await.unwrap();
-    test.signal(job.id, "approved", &7).await.unwrap();
+    assert_eq!(test.signal(job.id, "approved", &7).await.unwrap(), Signalled::Delivered);
     assert_eq!(test.finish(patient(&test), job.id).await.output, Some(json!(7)));
     holds_nothing(&test).await;
 }
@@ -151,7 +154,14 @@ async fn a_test_has_the_codecs_and_hooks_of_its_program() {
         assert_eq!(test.assert_enqueued(|job: &Step| job.n == 6).await, Step { n: 6 });
         assert_eq!(test.enqueued::<Step>().await, [Step { n: 6 }]);
     }
-    while HEARD.load(Ordering::SeqCst) < 4 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let all_heard = async {
+        while HEARD.load(Ordering::SeqCst) < 4 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), all_heard).await.unwrap();
+    let elsewhere =
+        |_: &Config| Tenure::builder(&Config::new("postgres://127.0.0.1/orders", "nats://127.0.0.1"));
+    let refused = panic_of(async move { drop(TestTenure::start_as(elsewhere).await) }).await;
+    assert!(refused.contains("leads elsewhere"), "{refused}");
 }
