@@ -121,7 +121,9 @@ async fn events(State(shop): State<Shop>, Path(id): Path<JobId>) -> Result<Respo
     let events = feed.map(|now| {
         // No error of a job for strangers.
         let seen = json!({ "status": now.status, "progress": now.progress, "message": now.message });
-        Ok::<_, Infallible>(Event::default().json_data(seen).unwrap_or_default())
+        // A page closes its EventSource at this event, or the browser would ask again.
+        let event = Event::default().event(if now.status.is_finished() { "end" } else { "progress" });
+        Ok::<_, Infallible>(event.json_data(seen).unwrap_or_default())
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
 }

@@ -253,7 +253,8 @@ impl Tenure {
     /// the jobs of that time wait for the relay; [`Health::ready`](crate::Health::ready) says whether a worker takes
     /// jobs, and would take a web site away with NATS.
     ///
-    /// Cancel safe.
+    /// Waits for Postgres for [`Timing::database_within`](crate::Timing::database_within) (10 s), which may be longer
+    /// than a probe waits: give it a limit. Cancel safe.
     ///
     /// # Errors
     ///
@@ -262,9 +263,9 @@ impl Tenure {
         self.store().can_enqueue().await
     }
 
-    /// Ends all streams of [`Tenure::watch`] now, and those that begin later after their first update. Call it when
-    /// your program is told to stop: a web server that waits for its open requests would wait for each browser that
-    /// watches a job.
+    /// Ends all streams of [`Tenure::watch`], for good: those that begin later end after their first update, and calls
+    /// that wait for it return an error. Waits for ends ([`Tenure::wait_for`], calls) go on. Call it when your program
+    /// is told to stop: a web server that waits for its open requests would wait for each browser that watches a job.
     pub fn end_watches(&self) {
         self.watches().end();
     }

@@ -569,10 +569,15 @@ impl Tenure {
     /// # Errors
     ///
     /// [`WaitError::NotFound`]: there is no such job, or no longer. A job enqueued in a transaction exists once that
-    /// has committed. [`WaitError::Store`]: Postgres refused.
+    /// has committed. [`WaitError::Store`]: Postgres refused, or had not answered when [`Tenure::end_watches`] was
+    /// called.
     pub async fn watch(&self, job: JobId) -> Result<Watch, WaitError> {
         let mut watching = self.watches().feed(job);
-        let first = match watching.next().await {
+        let seen = tokio::select! { biased;
+            seen = watching.next() => seen,
+            () = self.watches().over() => Seen::Refused(stopping()),
+        };
+        let first = match seen {
             Seen::Job(job) => job,
             Seen::Refused(error) => return Err(error.into()),
             Seen::Gone(Some(job)) => left_nothing(&job),
@@ -603,6 +608,12 @@ impl Tenure {
         let later = later.take_until(self.watches().over());
         Ok(Watch { updates: stream::once(async { first }).chain(later).boxed() })
     }
+}
+
+/// The error of a watch that had no answer when the program was told to stop.
+fn stopping() -> StoreError {
+    let why = "this program is stopping: Tenure::end_watches was called";
+    StoreError::Unavailable(Arc::new(sqlx::Error::Protocol(why.into())))
 }
 
 /// The end of a job whose kind keeps no history.

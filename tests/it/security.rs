@@ -13,6 +13,7 @@ use tenure::{
     Config, JobContext, JobError, JobRequest, KindOptions, Outcome, Status, Tenure, Worker,
     dev::{Nats, Postgres, postgres_user},
     doctor::{CheckState, DoctorOptions},
+    groups::Signalled,
     lanes::{LaneOptions, Lanes},
     redrives::CalmRedrive,
     rows::DeadFilter,
@@ -637,12 +638,16 @@ async fn a_fleet_of_the_shipped_roles_uses_groups_and_events() {
         Running::start(Worker::builder(&worker).handle_any(KindOptions::new(), handler).concurrency("q", 8));
     let (producer, of_producer) = by("producer").await;
     let (operator, _) = by("operator").await;
+    producer.can_enqueue().await.unwrap();
+    let (viewer, _) = by("viewer").await;
+    let refused = viewer.can_enqueue().await.unwrap_err();
+    assert!(refused.to_string().contains("may not add jobs"), "{refused}");
     let of = |n: &str| JobRequest::new("q", "k", json!({ "n": n })).max_attempts(1);
     let group = producer.group([of("adds"), of("part")]).then(of("ends").unique_key("once")).await.unwrap();
     assert_eq!(bench.until_finished(group.id).await.output, Some(json!(3)));
     let asks = producer.enqueue(of("asks")).await.unwrap().id;
     bench.until_count("tenure.effects WHERE step_kind = 'awaited'", 1).await;
-    producer.signal(asks, "come", &5).await.unwrap();
+    assert_eq!(producer.signal(asks, "come", &5).await.unwrap(), Signalled::Delivered);
     assert_eq!(bench.until_finished(asks).await.output, Some(json!(7)));
     let dies = producer.group([of("dies")]).then(of("ends")).await.unwrap();
     bench.until_count("tenure.followers WHERE cut_at IS NOT NULL", 1).await;
