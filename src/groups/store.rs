@@ -172,6 +172,7 @@ impl GroupJob {
 }
 
 /// The answer to a signal.
+#[must_use = "the event may have reached no job"]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -248,7 +248,8 @@ impl Settle {
                 }
                 (_, Some(error)) if is_held => tracing::debug!(outcome = word, error, "the job waits"),
                 (_, Some(error)) => tracing::warn!(outcome = word, ran_ms, error, "attempt ended"),
-                (_, None) => tracing::info!(outcome = word, ran_ms, "attempt ended"),
+                // Nobody acts on it, and a line takes as long as a quick job.
+                (_, None) => tracing::debug!(outcome = word, ran_ms, "attempt ended"),
             }
             trace::ended(outcome);
             // Not earlier: a hook may rely on the end being there for all to see.

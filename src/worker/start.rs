@@ -144,7 +144,7 @@ impl Start {
                 Err(error) => return Err(error.into()),
             };
             if let Some(left_out) = repeats.tell(&lacks) {
-                tracing::error!(
+                tracing::warn!(
                     reason = lacks,
                     left_out,
                     "waiting for the schema; no job runs here until then"

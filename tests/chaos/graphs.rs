@@ -180,7 +180,7 @@ async fn answer(tenure: &Tenure, pool: &PgPool) -> anyhow::Result<()> {
     .await?;
     for (job, n) in asking {
         if rand::random_range(0..4) == 0 {
-            tenure.signal(job, "hurried", &Uuid::new_v4()).await?;
+            let _ = tenure.signal(job, "hurried", &Uuid::new_v4()).await?;
         }
         // One transaction: an answer that is delivered is noted, although the reply is lost.
         let mut tx = pool.begin().await?;

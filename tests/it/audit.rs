@@ -157,8 +157,8 @@ async fn each_act_is_noted_once_with_what_it_was_on_and_how_many_jobs() {
 
     let told = waits(&bench).await;
     // A program's own signal is the course of its jobs; a person's is an act.
-    bench.tenure.signal(told, "ready", &1).await.unwrap();
-    by.signal(told, "approved", &1).await.unwrap();
+    assert_eq!(bench.tenure.signal(told, "ready", &1).await.unwrap(), tenure::groups::Signalled::Delivered);
+    assert_eq!(by.signal(told, "approved", &1).await.unwrap(), tenure::groups::Signalled::Delivered);
     expected.push(("signal", Some("q"), Some(told.to_string()), Some(1)));
 
     let noted = acts(&bench.tenure).await;
@@ -283,8 +283,11 @@ async fn no_role_chooses_its_name_or_changes_the_audit() {
     // A producer's user signals, and is noted.
     let (producer, _) = by("producer").await;
     let told = waits(&bench).await;
-    producer.acting_as(Actor::new("ann")).signal(told, "approved", &1).await.unwrap();
-    producer.signal(told, "ready", &1).await.unwrap();
+    assert_eq!(
+        producer.acting_as(Actor::new("ann")).signal(told, "approved", &1).await.unwrap(),
+        tenure::groups::Signalled::Delivered
+    );
+    assert_eq!(producer.signal(told, "ready", &1).await.unwrap(), tenure::groups::Signalled::Delivered);
     let rows = operator.audit(&AuditFilter::new().by("a_producer"), 10).await.unwrap();
     assert!(rows.len() == 1 && rows[0].actor.as_deref() == Some("ann"), "{rows:?}");
     bench.execute("DELETE FROM tenure.audit").await;

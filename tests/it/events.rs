@@ -114,7 +114,7 @@ async fn an_event_that_comes_before_its_wait_is_there() {
         .await
         .unwrap()
         .id;
-    bench.tenure.signal(job, "approved", &1).await.unwrap();
+    assert_eq!(bench.tenure.signal(job, "approved", &1).await.unwrap(), tenure::groups::Signalled::Delivered);
     until_held(&bench).await;
     assert_eq!(bench.count(&format!("tenure.job_executions WHERE job_id = '{job}'")).await, 1);
     running.stop().await;
@@ -339,7 +339,7 @@ async fn an_event_with_the_name_of_something_else_takes_nothing_from_it() {
     });
     running.stop().await;
     let job = enqueue(&bench).await;
-    bench.tenure.signal(job, "name", &1).await.unwrap();
+    assert_eq!(bench.tenure.signal(job, "name", &1).await.unwrap(), tenure::groups::Signalled::Delivered);
     assert_eq!(bench.until_finished(job).await.status, Status::Failed);
     twice.stop().await;
 }

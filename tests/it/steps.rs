@@ -201,7 +201,7 @@ async fn a_renamed_step_runs_again_and_the_log_names_the_old_one() {
     bench.until_count("tenure.jobs WHERE status = 'queued' AND publish_at = '9999-01-01Z'", 1).await;
     before.stop().await;
     let after = worker(&bench, step("download"));
-    bench.tenure.signal(job, "go", &()).await.unwrap();
+    assert_eq!(bench.tenure.signal(job, "go", &()).await.unwrap(), tenure::groups::Signalled::Delivered);
     assert_eq!(bench.until_finished(job).await.output, Some(json!(2)));
     let logs = bench.tenure.job_logs(job).await.unwrap();
     let lines: Vec<_> = logs.iter().flat_map(|log| log.text.lines()).collect();

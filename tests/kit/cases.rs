@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tenure::{JobRequest, Status, groups::OnFailure};
+use tenure::{
+    JobRequest, Status,
+    groups::{OnFailure, Signalled},
+};
 use tokio::time::sleep;
 
 use super::{
@@ -218,7 +221,10 @@ pub async fn steps(client: Client) {
     let waits =
         format!("EXISTS (SELECT FROM tenure.effects WHERE job_id = '{job}' AND step_kind = 'awaited')");
     world.bench.until_within(&waits, SOON).await;
-    world.bench.tenure.signal(job, "go", &json!({"by": "kit"})).await.unwrap();
+    assert_eq!(
+        world.bench.tenure.signal(job, "go", &json!({"by": "kit"})).await.unwrap(),
+        Signalled::Delivered
+    );
     let row = world.ended(job).await;
     let output = row.output.unwrap_or_default();
     let expected = json!({"one": {"token": 1}, "go": {"by": "kit"}, "parts": [{"n": 3}, {"n": 1}, {"n": 2}],

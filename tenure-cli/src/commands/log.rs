@@ -55,7 +55,9 @@ fn format() -> Result<Format, Usage> {
 fn filter() -> Result<EnvFilter, Usage> {
     let directives = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(directives) if !directives.trim().is_empty() => directives,
-        Ok(_) | Err(std::env::VarError::NotPresent) => "warn,tenure=info,async_nats=error".into(),
+        Ok(_) | Err(std::env::VarError::NotPresent) => {
+            "warn,tenure=info,tenure::run::settle=debug,async_nats=error".into()
+        }
         Err(error) => return Err(Usage(format!("{}: {error}", EnvFilter::DEFAULT_ENV))),
     };
     EnvFilter::try_new(&directives).map_err(|error| {

@@ -4,8 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use serde_json::{Value, json};
 use tenure::{
-    Backoff, JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, Worker, lanes::Lanes,
-    redrives::CalmRedrive, rows::DeadFilter, schedules::Schedule,
+    Backoff, JobContext, JobError, JobId, JobRequest, KindOptions, Outcome, Worker, groups::Signalled,
+    lanes::Lanes, redrives::CalmRedrive, rows::DeadFilter, schedules::Schedule,
 };
 use uuid::Uuid;
 
@@ -133,7 +133,7 @@ async fn a_clock_that_steps_back_and_forth_stops_nothing_and_storms_nowhere() {
         let ticked = bench.count("tenure.all_jobs WHERE kind = 'tick'").await;
         clock.step(offset);
         let began = std::time::Instant::now();
-        bench.tenure.signal(waits, "go", &json!(null)).await.unwrap();
+        assert_eq!(bench.tenure.signal(waits, "go", &json!(null)).await.unwrap(), Signalled::Delivered);
         // What is asked for now counts by the clock of now.
         let late = "SELECT tenure.enqueue('unserved', 'k', not_after => clock_timestamp() + interval '2 s')";
         let late: Uuid = bench.value(late).await;

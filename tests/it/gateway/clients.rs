@@ -1,7 +1,7 @@
 //! The clients of `clients/`, under the conformance kit of `docs/conformance.md`.
 
 use serde_json::json;
-use tenure::{JobRequest, Status};
+use tenure::{JobRequest, Status, groups::Signalled};
 
 use crate::{
     harness::docs_hold,
@@ -57,7 +57,7 @@ async fn a_blocking_handler_in_python_does_steps_and_waits() {
     let _gateway = world.gateway();
     let worker = world.ready(1).await;
     let job = world.enqueue("steps_sync", json!({"ms": 50, "parts": [2, 1]})).await;
-    world.bench.tenure.signal(job, "go", &json!(7)).await.unwrap();
+    assert_eq!(world.bench.tenure.signal(job, "go", &json!(7)).await.unwrap(), Signalled::Delivered);
     let output = world.ended(job).await.output.unwrap_or_default();
     let expected = json!({"one": {"token": 1}, "go": 7, "parts": [{"n": 2}, {"n": 1}], "late": "late",
                           "attempt": 1, "token": output["token"]});

@@ -181,7 +181,7 @@ async fn an_event_wakes_a_job_that_says_it_sleeps() {
     let left =
         worker.ok("sleep", call(&first, "nag", json!({"lasts_ms": 3_600_000}))).await["left_ms"].clone();
     assert_eq!(worker.ok("event", call(&first, "go", json!({}))).await, json!({"came": false}));
-    bench.tenure.signal(job, "go", &json!(1)).await.unwrap();
+    assert_eq!(bench.tenure.signal(job, "go", &json!(1)).await.unwrap(), Signalled::Delivered);
     worker.suspend(&first, json!({"left_ms": left})).await;
     let second = worker.one().await;
     assert_eq!(id(&second), job);
@@ -200,7 +200,7 @@ async fn an_event_between_the_call_and_the_settle_is_not_lost() {
     let job = enqueue(&bench, "k", json!(null)).await;
     let first = worker.one().await;
     assert_eq!(worker.ok("event", call(&first, "go", json!({}))).await, json!({"came": false}));
-    bench.tenure.signal(job, "go", &json!(1)).await.unwrap();
+    assert_eq!(bench.tenure.signal(job, "go", &json!(1)).await.unwrap(), Signalled::Delivered);
     worker.suspend(&first, json!({"awaits": "go"})).await;
     let second = worker.one().await;
     let came = worker.ok("event", call(&second, "go", json!({}))).await;

@@ -499,7 +499,10 @@ async fn an_end_that_an_attempt_of_several_waits_did_not_see_wakes_the_job() {
     let of = (vec![row.get::<i64, _>("fencing_token")], vec![row.get::<uuid::Uuid, _>("claim_id")]);
     let mut ends = bench.pool.begin().await.unwrap();
     complete(&mut ends, &[part], &of).await;
-    bench.tenure.signal(parent, "first", &()).await.unwrap();
+    assert_eq!(
+        bench.tenure.signal(parent, "first", &()).await.unwrap(),
+        tenure::groups::Signalled::Delivered
+    );
     waits.notified().await;
     ends.commit().await.unwrap();
     bench.until_count("tenure.group_ends", 0).await;

@@ -87,7 +87,10 @@ async fn a_lane_that_is_not_ordered_any_more_gives_the_slot_of_a_suspended_job_t
     let second = bench.tenure.enqueue(request("goes")).await.unwrap().id;
     bench.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
     assert_eq!(bench.until_finished(second).await.status, Status::Completed);
-    bench.tenure.signal(first, "go", &json!(1)).await.unwrap();
+    assert_eq!(
+        bench.tenure.signal(first, "go", &json!(1)).await.unwrap(),
+        tenure::groups::Signalled::Delivered
+    );
     assert_eq!(bench.until_finished(first).await.status, Status::Completed);
     worker.stop().await;
 }
