@@ -370,9 +370,10 @@ impl Gateway {
         kinds: &Kinds,
     ) -> Taken {
         let (several, deliveries): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(|of| of.jobs() > 1);
-        for message in several {
-            // The answer to such a message waits for all of its jobs, in one process: the relay publishes each alone.
-            for left in deliver.hand_back(message.split().into()).await {
+        // The answer to such a message waits for all of its jobs, in one process: the relay publishes each alone.
+        let parts: Vec<_> = several.into_iter().flat_map(Delivery::split).collect();
+        if !parts.is_empty() {
+            for left in deliver.hand_back(parts).await {
                 left.receipt.send(ack_for(&Missed::Unanswered, left.deliveries)).await;
             }
         }

@@ -356,6 +356,15 @@ mod tests {
     }
 
     #[test]
+    fn jobs_that_have_arrived_take_what_is_free_also_in_a_queue_that_asks_for_one() {
+        let all = group(10, &[8, 2]);
+        assert_eq!((all[0].available(0), all[0].room()), (1, 9), "one stays for the other queue");
+        let four = all[0].take_room(4);
+        assert_eq!((four.len(), all[0].room(), all[1].room()), (4, 5, 6));
+        assert_eq!(all[0].take_room(9).len(), 5);
+    }
+
+    #[test]
     fn a_paused_queue_and_a_queue_at_its_limit_request_nothing() {
         let all = group(3, &[1]);
         all[0].settings(true, None, all[0].asks());

@@ -61,9 +61,8 @@ impl Store {
             let mut moved = moved.collect::<Vec<_>>();
             if relation == "lane_jobs" {
                 // In a lane that is not ordered: since when the job is due, in microseconds.
-                moved.push(format!(
-                    "place = CASE WHEN place > 0 THEN place - (extract(epoch FROM {by}) * 1000000)::bigint ELSE place END"
-                ));
+                let earlier = format!("place - (extract(epoch FROM {by}) * 1000000)::bigint");
+                moved.push(format!("place = CASE WHEN place > 0 THEN {earlier} ELSE place END"));
             }
             let moved = moved.join(", ");
             statements.push(format!("UPDATE tenure.{relation} SET {moved}"));

@@ -48,9 +48,11 @@ async fn workers_behind_gateways_do_not_count_where_the_fleet_divides_its_turns(
         )
         .await;
     let workers = async |name: &str| {
-        let query = match name {
-            "take_turns" => sqlx::query(statement(name)).bind(vec!["relay"]).bind("w1").bind(60.0),
-            _ => sqlx::query(statement(name)).bind("w1").bind(None::<&str>).bind(None::<&str>).bind(false),
+        let query = if name == "take_turns" {
+            sqlx::query(statement(name)).bind(vec!["relay"]).bind("w1").bind(60.0)
+        } else {
+            let renewal = sqlx::query(statement(name)).bind("w1").bind(None::<&str>).bind(None::<&str>);
+            renewal.bind(false).bind(vec!["q"]).bind(None::<Vec<i32>>)
         };
         sqlx::Row::get::<i64, _>(&query.fetch_one(&bench.pool).await.unwrap(), "workers")
     };

@@ -15,7 +15,7 @@ use tenure::{
 
 use tokio::sync::Semaphore;
 
-use crate::harness::{Bench, Proxy, Running, bench, bench_with};
+use crate::harness::{Bench, Proxy, Running, bench, bench_with, run_folder};
 
 /// Returns an application's pool, whose connections have the application's name.
 async fn pool(bench: &Bench) -> PgPool {
@@ -112,6 +112,37 @@ async fn an_applications_pool_and_client_serve_enqueues_workers_and_handlers_and
     client.publish("the.application", "still here".into()).await.unwrap();
     let message = tokio::time::timeout(Duration::from_secs(5), futures::StreamExt::next(&mut heard)).await;
     assert_eq!(message.unwrap().unwrap().payload, "still here");
+}
+
+/// The settings lead to a server whose stream has the same name and sequences: an acknowledgement there would remove work
+/// that was accepted.
+#[tokio::test(flavor = "multi_thread")]
+async fn acknowledgements_go_to_no_other_stream_than_that_of_the_applications_client() {
+    let bench = bench().await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let folder = run_folder().join("elsewhere");
+    let start = move || tenure::dev::Nats::start(&folder).unwrap();
+    let elsewhere = tokio::task::spawn_blocking(start).await.unwrap();
+    let there = async_nats::jetstream::new(async_nats::connect(elsewhere.url()).await.unwrap());
+    let stream = bench.js.get_stream(&bench.config.stream).await.unwrap().cached_info().clone();
+    let mut twin = there.create_stream(stream.config).await.unwrap();
+    for n in 0..3 {
+        let subject = format!("{}.q.k", bench.config.subject_prefix);
+        there.publish(subject, n.to_string().into()).await.unwrap().await.unwrap();
+    }
+    let mut config = bench.config.clone();
+    (config.nats_url, config.inbox_prefix) = (elsewhere.url(), Some("_INBOX_app".into()));
+    let client = client(&bench.config.nats_url).await;
+    let given = Tenure::builder(&config).handler_pool(pool(&bench).await).nats(client);
+    let tenure = given.connect().await.unwrap();
+    let worker = Worker::builder(&tenure).handle_any(KindOptions::new(), whose_transactions);
+    let worker = Running::start(worker.concurrency("q", 2));
+    let id = bench.tenure.enqueue(job()).await.unwrap().id;
+    assert_eq!(bench.until_finished(id).await.status, Status::Completed);
+    worker.stop().await;
+    assert_eq!(twin.info().await.unwrap().state.messages, 3, "work that was accepted elsewhere");
+    assert_eq!(bench.messages().await, 1, "it comes again, and is refused as the end of its job is known");
+    tenure.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
