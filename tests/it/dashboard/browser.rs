@@ -172,7 +172,9 @@ impl Browser {
         self.until(&format!("document.querySelector({selector:?})?.innerText.includes({text:?})")).await;
     }
 
+    /// Clicks what there is, or comes soon: on a busy machine, a page is not whole at once.
     pub(super) async fn click(&self, selector: &str) {
+        self.until(&format!("document.querySelector({selector:?}) !== null")).await;
         let found = self.client.find(Locator::Css(selector)).await;
         let found = found.unwrap_or_else(|error| panic!("{selector}: {error}"));
         found.click().await.unwrap_or_else(|error| panic!("{selector}: {error}"));

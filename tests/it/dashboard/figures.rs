@@ -275,7 +275,7 @@ async fn sent_while_looking(
     let len = || std::fs::read_to_string(log).unwrap().len();
     let refreshed = async |from: usize, times: usize| {
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
-        while std::fs::read_to_string(log).unwrap()[from..].matches("-- fleet:").count() < times {
+        while std::fs::read_to_string(log).unwrap()[from..].matches("-- activity:").count() < times {
             assert!(std::time::Instant::now() < deadline, "the overview is not refreshed");
             sleep(Duration::from_millis(100)).await;
         }

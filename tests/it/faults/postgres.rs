@@ -107,10 +107,12 @@ async fn lock_and_statement_timeouts_of_the_database_delay_and_lose_nothing() {
     let working = Running::start(worker(&tenure, 50));
     let mut holder = PgConnection::connect(&bench.config.database_url).await.unwrap();
     for lock in [
-        "SELECT id FROM tenure.jobs ORDER BY id LIMIT 50 FOR UPDATE",
+        "SELECT id FROM tenure.jobs WHERE status = 'processing' ORDER BY id LIMIT 50 FOR UPDATE",
         "LOCK TABLE tenure.jobs IN ACCESS EXCLUSIVE MODE",
         "LOCK TABLE tenure.job_history IN SHARE MODE",
     ] {
+        // Their handlers, or their ends, meet the lock.
+        bench.until("EXISTS (SELECT FROM tenure.jobs WHERE status = 'processing')").await;
         let mut tx = holder.begin().await.unwrap();
         sqlx::query(AssertSqlSafe(lock)).execute(&mut *tx).await.unwrap();
         tokio::time::sleep(Duration::from_millis(1_200)).await;
