@@ -89,7 +89,7 @@ impl<S> JobContext<S> {
 
     async fn ends_before(&self, step: Option<&str>) -> Result<Vec<EndBefore>, JobError> {
         let mut all: Vec<EndBefore> = Vec::new();
-        let mut most = ENDS_AT_FIRST;
+        let (mut most, mut has_read_again) = (ENDS_AT_FIRST, false);
         loop {
             let after = all.last().map_or(0, |end| end.n);
             match self.store.outputs(self.id(), step, after, most).await {
@@ -105,8 +105,12 @@ impl<S> JobContext<S> {
                                 .job
                                 .failed_before
                                 .get_or_init(|| failed.map(|end| (end.n, end.id)).collect());
-                            if all.iter().any(|end| !end.is_completed && !decided.contains_key(&end.n)) {
-                                // Another call of this attempt has decided meanwhile: by then the job had completed.
+                            let differs =
+                                |end: &EndBefore| !end.is_completed && !decided.contains_key(&end.n);
+                            if !has_read_again && all.iter().any(differs) {
+                                // Another call of this attempt has decided meanwhile, and had seen the job completed.
+                                // What differs then has joined the group since.
+                                has_read_again = true;
                                 all.clear();
                                 continue;
                             }
