@@ -23,7 +23,7 @@ const TOLD_WITHIN: Duration = Duration::from_millis(500);
 /// How old an answer may be before the next burst asks anew, and until when it holds.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
 const TOLD_LASTS: Duration = Duration::from_secs(10);
-/// How long nobody asks once Postgres has refused to answer.
+/// How long this process does not ask again after Postgres has refused to answer.
 const REFUSAL_LASTS: Duration = Duration::from_mins(10);
 /// The most queues of which answers are kept.
 const QUEUES_MAX: usize = 10_000;
@@ -46,8 +46,9 @@ impl Told {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns those of these queues of which the caller is to ask now; nobody else does for a while. Also whether to
-    /// wait for the answer: nobody has asked of one of them for long.
+    /// Returns the queues that the caller is to ask about now; other callers leave them alone for [`ASKED_EVERY`]. Also
+    /// returns whether the caller waits for the answer: this process has not asked about one of them for
+    /// [`TOLD_LASTS`].
     fn to_ask<'a>(&self, queues: impl Iterator<Item = &'a String>) -> (Vec<String>, bool) {
         let now = Instant::now();
         let mut known = self.queues();

@@ -248,7 +248,7 @@ impl Settle {
                 }
                 (_, Some(error)) if is_held => tracing::debug!(outcome = word, error, "the job waits"),
                 (_, Some(error)) => tracing::warn!(outcome = word, ran_ms, error, "attempt ended"),
-                // Nobody acts on it, and a line takes as long as a quick job.
+                // No operator acts on such a line, and writing it takes as long as a quick job.
                 (_, None) => tracing::debug!(outcome = word, ran_ms, "attempt ended"),
             }
             trace::ended(outcome);

@@ -86,14 +86,6 @@ pub(crate) struct Renew {
     pub(crate) queues: Arc<Queues>,
 }
 
-impl Renew {
-    /// The queues, and how many jobs a message of each may name by now.
-    fn served(&self) -> (Vec<String>, Option<Vec<i32>>) {
-        let (queues, jobs) = self.queues.with_jobs_per_message();
-        (queues, Some(jobs))
-    }
-}
-
 impl Work for Renew {
     const NAME: &'static str = "renew";
 
@@ -107,7 +99,8 @@ impl Work for Renew {
             }
             loop {
                 let (missing, is_draining) = (self.health.missing(), self.health.is_draining());
-                (self.registration.queues, self.registration.jobs_per_message) = self.served();
+                let (queues, jobs) = self.queues.with_jobs_per_message();
+                (self.registration.queues, self.registration.jobs_per_message) = (queues, Some(jobs));
                 match self.store.renew_worker(&self.registration, missing, is_draining).await {
                     Ok(workers) => {
                         said_draining = is_draining;
