@@ -203,6 +203,9 @@ impl Nats {
                         return Err(unavailable(&"the stream or the queue's consumer is gone"));
                     }
                     _ if why == "Consumer Deleted" || why.starts_with("Exceeded") => {
+                        if why == "Consumer Deleted" {
+                            self.answers.renew();
+                        }
                         return Err(unavailable(&why));
                     }
                     _ => break,

@@ -291,8 +291,8 @@ impl Answers {
         }
     }
 
-    /// Gives the line up, since the stream is another one: each answer from before waits for a look.
-    pub(super) fn renew(&self) {
+    /// Gives the line up, since the stream is or may be another one: each answer from before waits for a look.
+    pub(crate) fn renew(&self) {
         if let Some(line) = self.line_now() {
             line.give_up();
         }

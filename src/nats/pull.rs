@@ -438,6 +438,10 @@ impl Pull {
                     }
                 } else {
                     let why = message.description.unwrap_or_default();
+                    if why == "Consumer Deleted" {
+                        // Its stream may follow, and another one come that has the same sequences.
+                        self.nats.answers.renew();
+                    }
                     self.reset().await?;
                     if why == "Consumer Deleted" || why.starts_with("Exceeded") {
                         return Ok(Some(Pulled::Broken(why)));

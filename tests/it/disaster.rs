@@ -3,14 +3,15 @@
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use async_nats::HeaderMap;
+use async_nats::{Client, HeaderMap};
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tenure::{JobContext, JobError, JobRequest, KindOptions, Outcome, Tenure, Worker, WorkerBuilder};
 
-use crate::harness::{Bench, Running, bench_with_servers};
+use crate::harness::{Bench, Running, bench_with, bench_with_servers};
 
 /// Effects outside Postgres, which a restore does not undo.
 type Outside = Arc<Mutex<Vec<String>>>;
@@ -221,4 +222,98 @@ async fn restored_messages(bench: &Bench) -> u64 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     0
+}
+
+/// What `nats stream backup` writes: the stream's configuration and state, and its chunks.
+struct Backup {
+    stream: Value,
+    chunks: Vec<Vec<u8>>,
+}
+
+async fn asked(client: &Client, subject: String, body: Vec<u8>) -> Value {
+    let answer = client.request(subject, body.into()).await.unwrap();
+    let answer: Value = serde_json::from_slice(&answer.payload).unwrap();
+    assert!(answer["error"].is_null(), "{answer}");
+    answer
+}
+
+impl Backup {
+    async fn of(client: &Client, stream: &str) -> Self {
+        let inbox = client.new_inbox();
+        let mut sent = client.subscribe(inbox.clone()).await.unwrap();
+        let request = json!({"deliver_subject": inbox, "no_consumers": false, "chunk_size": 65_536});
+        let subject = format!("$JS.API.STREAM.SNAPSHOT.{stream}");
+        let stream = asked(client, subject, request.to_string().into()).await;
+        let mut chunks = Vec::new();
+        while let Some(chunk) = sent.next().await.filter(|chunk| !chunk.payload.is_empty()) {
+            if let Some(reply) = chunk.reply {
+                client.publish(reply, "".into()).await.unwrap();
+            }
+            chunks.push(chunk.payload.to_vec());
+        }
+        Self { stream, chunks }
+    }
+
+    /// As `nats stream restore` does.
+    async fn restore(self, client: &Client, stream: &str) {
+        let request = json!({"config": self.stream["config"], "state": self.stream["state"]});
+        let begun =
+            asked(client, format!("$JS.API.STREAM.RESTORE.{stream}"), request.to_string().into()).await;
+        let subject = begun["deliver_subject"].as_str().unwrap();
+        for chunk in self.chunks {
+            client.request(subject.to_owned(), chunk.into()).await.unwrap();
+        }
+        asked(client, subject.to_owned(), Vec::new()).await;
+    }
+}
+
+/// The stream is another one within a moment, while no connection breaks: what it accepts then has the sequences of
+/// messages that a worker has just received.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_restored_from_a_backup_repeats_no_submission_and_loses_none_that_follows() {
+    let bench = bench_with(|_| {}).await;
+    bench.tenure.setup(&["q".into(), "unserved".into()]).await.unwrap();
+    let client = async_nats::connect(&bench.config.nats_url).await.unwrap();
+    let subject = |queue: &str| format!("{}.{queue}.k", bench.config.subject_prefix);
+    for _ in 0..5 {
+        bench.js.publish(subject("q"), "0".into()).await.unwrap().await.unwrap();
+    }
+    let backup = Backup::of(&client, &bench.config.stream).await;
+    let (open, gates) = tokio::sync::watch::channel(0);
+    let wait = move |gate: Value, _: JobContext| {
+        let mut gates = gates.clone();
+        async move {
+            drop(gates.wait_for(|open| *open >= gate.as_i64().unwrap()).await.unwrap());
+        }
+    };
+    let builder = Worker::builder(&bench.tenure).handle_any(KindOptions::new(), wait);
+    let working = Running::start(builder.concurrency("q", 20));
+    bench.until_count("tenure.job_history", 5).await;
+    bench.until_stream_is_empty(Duration::from_secs(10)).await;
+
+    let began_at = Instant::now();
+    let mut first = 0;
+    for _ in 0..5 {
+        let ack = bench.js.publish(subject("q"), "1".into()).await.unwrap().await.unwrap();
+        first = if first == 0 { ack.sequence } else { first };
+    }
+    bench.until_count("tenure.jobs WHERE status = 'processing'", 5).await;
+    bench.js.delete_stream(&bench.config.stream).await.unwrap();
+    backup.restore(&client, &bench.config.stream).await;
+    for n in 0..10 {
+        let ack = bench.js.publish(subject("unserved"), "0".into()).await.unwrap().await.unwrap();
+        assert_eq!(ack.sequence, first + n);
+    }
+    open.send(1).unwrap();
+    bench.until_count("tenure.job_history", 10).await;
+    let took = began_at.elapsed();
+    // The five of the backup come again, and go.
+    while bench.messages().await > 10 && began_at.elapsed() < Duration::from_secs(30) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // An answer that waits for a look would come in the next seconds.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(bench.messages().await, 10, "the jobs ended {took:?} after their messages came");
+    assert_eq!(bench.count("tenure.job_executions_all").await, 10, "a submission of the backup is known");
+    working.stop().await;
 }
