@@ -73,6 +73,7 @@ mod queues;
 mod recover;
 mod redrives;
 mod retention;
+mod rights;
 mod roles;
 mod run;
 mod schedules;
