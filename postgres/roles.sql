@@ -95,8 +95,10 @@ GRANT SELECT, INSERT, DELETE ON tenure.job_logs TO tenure_worker;
 GRANT UPDATE (text, is_cut, written_at) ON tenure.job_logs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
 -- `settle_edges` says of jobs that they have completed, to those that follow them; `release_followers` releases, cancels and
--- restores these; `mend_groups` notes ends, and `sweep_groups` deletes what is known of jobs that are gone.
-GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.mend_groups(uuid, int), tenure.sweep_groups(uuid, int),
+-- restores these, and `rest_group_note` has what Postgres refuses wait; `mend_groups` notes ends, and `sweep_groups` deletes
+-- what is known of jobs that are gone.
+GRANT EXECUTE ON FUNCTION tenure.release_followers(int), tenure.rest_group_note(),
+      tenure.mend_groups(uuid, int), tenure.sweep_groups(uuid, int),
       tenure.settle_edges(uuid[], jsonb[]), tenure.reopen_edges(uuid[]), tenure.redriven_at(uuid, bigint),
       tenure.await_event(uuid, bigint, uuid, text, interval), tenure.keep_cancelled(uuid[]),
       tenure.suspended_for(uuid, text, float8, timestamptz) TO tenure_worker;
@@ -159,7 +161,8 @@ GRANT INSERT, UPDATE, DELETE ON tenure.queues, tenure.queue_slots, tenure.schedu
 GRANT EXECUTE ON FUNCTION tenure.cancel(uuid), tenure.end_queued(uuid) TO tenure_operator;
 -- Lanes: these functions create and drop a trigger of tenure.jobs, and write the settings of a queue.
 GRANT EXECUTE ON FUNCTION tenure.put_lanes(text, int, float8, float8, float8, float8, boolean, boolean, text),
-      tenure.adopt_jobs(text, int), tenure.remove_lanes(text), tenure.forget_lanes(text) TO tenure_operator;
+      tenure.adopt_jobs(text, int), tenure.remove_lanes(text), tenure.forget_lanes(text),
+      tenure.require_lanes(text, boolean) TO tenure_operator;
 GRANT INSERT, UPDATE ON tenure.lanes TO tenure_operator;
 GRANT UPDATE (changed_at) ON tenure.lane_settings TO tenure_operator;
 -- A calm redrive: it is listed here, and workers go on with it.

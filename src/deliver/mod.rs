@@ -33,6 +33,7 @@ use crate::{
         JobError, JobId,
         attempt::{AttemptOutcome, Category, Reason, RecoveryPath, Route},
         claim::{Ack, Claim, ClaimKey, ENDING, LATER_MAX, Missed, ack_for},
+        storable,
     },
     lanes::recover::tell_expired,
     nats::{Delivery, slots::Slots},
@@ -652,7 +653,9 @@ impl Deliver {
                 cleared: false,
             }));
         }
-        let (job, subject, reason) = (refused.id, &refused.subject, &refused.reason);
+        // A header of a megabyte may stand in it.
+        let (job, subject, reason) = (refused.id, &refused.subject, storable(&refused.reason));
+        let reason = &*reason;
         tracing::error!(%job, subject, category = category.as_str(), reason, worker = %self.worker_id,
             "a message cannot be a job; the message is a dead letter now");
         metrics::terminated(category.as_str());

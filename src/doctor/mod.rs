@@ -23,6 +23,7 @@ use serde::Serialize;
 use crate::{
     client::Tenure,
     config::Timing,
+    groups,
     job::{
         JobError, check_queue,
         duration::{measured, written},
@@ -176,7 +177,7 @@ impl Tenure {
         // A queue may have nothing but messages.
         let (of_queues, of_lanes, asked, unread) = match is_fit {
             Ok(()) if !can_write => {
-                let mut more = skip(&[lanes::doctor::CHECK], NO_WRITES);
+                let mut more = skip(&[lanes::doctor::CHECK, groups::doctor::CHECK], NO_WRITES);
                 more.extend(quarantine::doctor::look(self.store()).await);
                 let nats = seen.as_ref().map(|_| self.nats());
                 let (_, asked, unread) = jobs::queues(self.store(), nats, named).await;
@@ -186,12 +187,13 @@ impl Tenure {
                 let nats = seen.as_ref().map(|_| self.nats());
                 let (of_queues, asked, unread) = jobs::queues(self.store(), nats, named).await;
                 let mut more = lanes::doctor::look(self.store(), named).await;
+                more.extend(groups::doctor::look(self.store()).await);
                 more.extend(quarantine::doctor::look(self.store()).await);
                 (of_queues, more, asked, unread)
             }
             Err(why) => (
                 skip(&jobs::OF_QUEUES, &why),
-                skip(&[lanes::doctor::CHECK, quarantine::doctor::CHECK], &why),
+                skip(&[lanes::doctor::CHECK, groups::doctor::CHECK, quarantine::doctor::CHECK], &why),
                 jobs::unknown(named),
                 None,
             ),

@@ -63,7 +63,7 @@ use crate::{
     client::Tenure,
     config::Timing,
     deliver::Deliver,
-    gateway::nats::{Asked, CONFIRMED_WITHIN, ToGateway},
+    gateway::nats::{Asked, CONFIRMED_WITHIN, ToGateway, body_max},
     job::{JobError, JobId, claim::ClaimKey},
     logs::run::LogWriter,
     nats::{LATE, Nats, announced_cancelled},
@@ -320,6 +320,10 @@ impl Gateway {
         queue: &str,
         body: &[u8],
     ) -> Result<(String, Option<Vec<Receipt>>), Refusal> {
+        if body.len() > body_max(name) {
+            let most = body_max(name);
+            return Err(Refusal::new(Code::BadRequest, format!("a request {name} has at most {most} bytes")));
+        }
         let request = Fields::request(body)?;
         request.only_of(name)?;
         if let Err(error) = crate::job::check_queue(queue) {

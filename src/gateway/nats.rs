@@ -25,6 +25,8 @@ use crate::{
 
 /// The subscribers of this name share the requests: each goes to one of them.
 const GROUP: &str = "tenure-gateway";
+/// The most bytes of a request that carries no value of a user, nor a list: many of them may wait at once.
+const SMALL_BODY_MAX: usize = 16 * 1_024;
 /// How long a worker has to confirm that it got its jobs.
 pub(crate) const CONFIRMED_WITHIN: Duration = Duration::from_secs(3);
 /// A timer that fires later than this was kept from it: the process was frozen.
@@ -33,6 +35,15 @@ const FROZEN_FOR: Duration = Duration::from_millis(500);
 const READ_WITHIN: Duration = Duration::from_secs(1);
 /// What the subjects for answers begin with, be it with a prefix of a user's own: `_INBOX_embed.`.
 const INBOX: &str = "_INBOX";
+
+/// The most bytes of a request; of one with a value or a list, as many as NATS carries.
+pub(crate) fn body_max(name: &str) -> usize {
+    match name {
+        "wait" | "ping" | "goodbye" | "payload" | "recorded" | "sleep" | "event" | "outputs" | "job"
+        | "cancel" => SMALL_BODY_MAX,
+        _ => usize::MAX - 1,
+    }
+}
 
 /// A request to the gateways.
 #[derive(Debug)]
@@ -92,11 +103,13 @@ impl AskedStream {
             let known = if side == "w" { self.known.of_workers } else { self.known.of_producers };
             let name = request.split('@').next().unwrap_or_default();
             let Some(request) = known.iter().find(|known| **known == name) else { continue };
+            // One byte more shows that it is too long.
+            let kept = message.payload.len().min(body_max(request) + 1);
             return Some(ToGateway::Asked(Asked {
                 queue: queue.into(),
                 request,
                 // The payload is a part of the connection's read buffer, all of which a `take` that waits would hold.
-                body: Bytes::copy_from_slice(&message.payload),
+                body: Bytes::copy_from_slice(&message.payload[..kept]),
                 reply,
             }));
         }

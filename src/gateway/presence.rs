@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, Datelike, SecondsFormat, Utc};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -165,7 +165,12 @@ impl Gateway {
         if running.len() as u64 > SLOTS_MAX {
             return Err(request.wrong("running", expected));
         }
-        let as_of = request.optional::<DateTime<Utc>>("as_of", "the `now` of an earlier answer")?;
+        let expected = "the `now` of an earlier answer";
+        let as_of = request.optional::<DateTime<Utc>>("as_of", expected)?;
+        // A time that Postgres cannot hold would fail the beats of others, too.
+        if as_of.is_some_and(|at| !(2_000..=9_998).contains(&at.year())) {
+            return Err(request.wrong("as_of", expected));
+        }
         let keys: Vec<_> = running
             .into_iter()
             .map(|(job, token, claim)| ClaimKey { job, token: FencingToken(token), claim })

@@ -2,6 +2,7 @@
 //! [`Tenure::graph`](crate::Tenure::graph) and [`Tenure::signal`](crate::Tenure::signal).
 
 pub(crate) mod api;
+pub(crate) mod doctor;
 #[cfg(feature = "worker")]
 pub(crate) mod of_job;
 #[cfg(feature = "worker")]

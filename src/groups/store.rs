@@ -13,7 +13,8 @@ use sqlx::{
 use uuid::Uuid;
 
 use crate::{
-    job::{JobId, Status, actor::Actor, claim::ClaimKey},
+    job::{JobError, JobId, Status, actor::Actor, claim::ClaimKey},
+    observe::repeats,
     store::{
         Store, StoreError,
         rows::{DueJob, due_jobs, status},
@@ -29,6 +30,8 @@ statement_list! {
     JOIN_EDGES = "sql" "join_edges";
     KEEP_CANCELLED = "sql" "keep_cancelled";
     RELEASE_FOLLOWERS = "sql" "release_followers";
+    REST_GROUP_NOTE = "sql" "rest_group_note";
+    RESTING_NOTES = "sql" "resting_notes";
     MEND_GROUPS = "sql" "mend_groups";
     SWEEP_GROUPS = "sql" "sweep_groups";
     OUTPUTS = "sql" "outputs";
@@ -276,14 +279,51 @@ fn signal<'q>(job: JobId, name: &'q str, payload: &'q str, by: &Actor) -> Query<
     }
 }
 
+/// Says of which job the followers stay for a while.
+fn tell_at_rest(note: Option<&PgRow>, error: StoreError) -> Result<(), StoreError> {
+    let Some(note) = note else { return Ok(()) };
+    let (job, queue): (JobId, Option<String>) = (note.try_get("job_id")?, note.try_get("queue")?);
+    let error = JobError::from(error).text();
+    if let Some(left_out) = repeats::tell(&format!("followers of {job}"), &error) {
+        tracing::warn!(
+            %job,
+            queue,
+            error,
+            left_out,
+            "Postgres refuses to write a job that follows this one; those that follow others go on, and these are \
+             tried again every ten seconds"
+        );
+    }
+    Ok(())
+}
+
 impl Store {
     /// Works off at most `most` ends of jobs of groups. Returns the jobs to publish, and whether there is more to do.
+    ///
+    /// An end whose followers Postgres refuses to write rests for a while, and keeps no other from its followers.
     pub(crate) async fn release_followers(&self, most: i32) -> Result<(Vec<DueJob>, bool), StoreError> {
-        let mut rows = self.rows(query(RELEASE_FOLLOWERS).bind(most)).await?;
+        let mut now = most;
+        let mut rows = loop {
+            match self.rows(query(RELEASE_FOLLOWERS).bind(now)).await {
+                Err(error) if error.is_of_one_row() && now > 1 => now = (now / 8).max(1),
+                Err(error) if error.is_of_one_row() => {
+                    let at_rest = self.rows(query(REST_GROUP_NOTE)).await?;
+                    tell_at_rest(at_rest.first(), error)?;
+                    return Ok((Vec::new(), true));
+                }
+                rows => break rows?,
+            }
+        };
         let is_job = |row: &PgRow| row.try_get::<Option<JobId>, _>("id").is_ok_and(|id| id.is_some());
         let has_more = rows.last().is_some_and(|last| !is_job(last));
         rows.retain(is_job);
-        Ok((due_jobs(&rows)?, has_more))
+        Ok((due_jobs(&rows)?, has_more || now < most))
+    }
+
+    /// Returns ended jobs whose followers Postgres has refused to write of late.
+    pub(crate) async fn resting_notes(&self, most: i64) -> Result<Vec<JobId>, StoreError> {
+        let rows = self.rows(query(RESTING_NOTES).bind(most)).await?;
+        Ok(rows.iter().map(|row| row.try_get("job_id")).collect::<Result<_, sqlx::Error>>()?)
     }
 
     /// Looks for unnoted ends before `most` followers after this one. Returns the last, or `None` after the end.

@@ -9,7 +9,7 @@ use async_nats::jetstream::{
     self,
     consumer::{PullConsumer, pull},
     context::{CreateStreamErrorKind, GetStreamErrorKind},
-    stream::{self, PersistenceMode},
+    stream::{self, ConsumerErrorKind, PersistenceMode},
 };
 use serde_json::json;
 use tokio::time::{sleep, timeout};
@@ -18,7 +18,7 @@ use super::{
     connect::{Nats, NatsError},
     inspect::is_denial,
 };
-use crate::job::duration::written;
+use crate::{job::duration::written, observe::repeats};
 
 /// How long a consumer must be ahead of its stream at least: a message goes a moment after its acknowledgement.
 const AHEAD_FOR: Duration = Duration::from_secs(2);
@@ -219,10 +219,18 @@ impl Nats {
         Ok((consumer, drift))
     }
 
-    /// Looks once whether consumers are ahead of the stream, and says if one stays so.
-    pub(crate) async fn look_at_consumers(&self, names: &[String]) {
-        if let Err(error @ NatsError::Refused { .. }) = self.renew_those_ahead(names).await {
-            tracing::error!(%error, "run `tenure migrate --queue NAME` as a user that may: {AHEAD}");
+    /// Looks once whether consumers are ahead of the stream, and says if one stays so. Returns whether NATS has answered
+    /// for all of them.
+    pub(crate) async fn look_at_consumers(&self, names: &[String]) -> bool {
+        match self.renew_those_ahead(names).await {
+            Ok(()) => true,
+            Err(error @ NatsError::Refused { .. }) => {
+                if let Some(left_out) = repeats::tell("ahead", &error) {
+                    tracing::error!(%error, left_out, "run `tenure migrate --queue NAME` as a user that may: {AHEAD}");
+                }
+                true
+            }
+            Err(_) => false,
         }
     }
 
@@ -235,22 +243,30 @@ impl Nats {
     ///
     /// NATS does not answer, or this user may not delete such a consumer.
     pub(crate) async fn renew_those_ahead(&self, names: &[String]) -> Result<(), NatsError> {
+        let mut first_error = None;
         for (name, before) in self.ahead(names).await? {
-            // Servers of a cluster may have answered, and an acknowledgement may not have removed its message yet.
-            sleep(AHEAD_FOR.mul_f64(rand::random_range(1.0..2.0))).await;
-            let again = self.ahead(std::slice::from_ref(&name)).await?;
-            if again.first().is_none_or(|(_, now)| *now != before) {
-                continue;
+            // The error of one consumer keeps no other from its look.
+            if let Err(error) = self.renew_one_ahead(&name, before).await {
+                first_error = first_error.or(Some(error));
             }
-            tracing::warn!(queue = name, "{AHEAD}");
-            let deleted = self.context.delete_consumer_from_stream(&name, self.stream.as_str()).await;
-            deleted.map_err(|error| NatsError::Refused {
-                what: format!("delete the consumer {name}, which is ahead of its stream"),
-                reason: error.to_string(),
-            })?;
-            self.ensure_consumer(&name).await?;
         }
-        Ok(())
+        first_error.map_or(Ok(()), Err)
+    }
+
+    async fn renew_one_ahead(&self, name: &str, before: i128) -> Result<(), NatsError> {
+        // Servers of a cluster may have answered, and an acknowledgement may not have removed its message yet.
+        sleep(AHEAD_FOR.mul_f64(rand::random_range(1.0..2.0))).await;
+        let again = self.ahead(&[name.to_owned()]).await?;
+        if again.first().is_none_or(|(_, now)| *now != before) {
+            return Ok(());
+        }
+        tracing::warn!(queue = name, "{AHEAD}");
+        let deleted = self.context.delete_consumer_from_stream(name, self.stream.as_str()).await;
+        deleted.map_err(|error| NatsError::Refused {
+            what: format!("delete the consumer {name}, which is ahead of its stream"),
+            reason: error.to_string(),
+        })?;
+        self.ensure_consumer(name).await.map(drop)
     }
 
     /// Returns those of these consumers that are ahead of the stream, each with the time of its creation. Either the
@@ -261,8 +277,12 @@ impl Nats {
         for name in names {
             let consumer =
                 self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
-            // One that is missing is not ahead.
-            let Ok(consumer) = consumer else { continue };
+            let consumer = match consumer {
+                Ok(consumer) => consumer,
+                // One that is missing is not ahead.
+                Err(error) if matches!(error.kind(), ConsumerErrorKind::JetStream(_)) => continue,
+                Err(error) => return Err(unavailable("get the consumer", &error)),
+            };
             let info = consumer.cached_info();
             let (delivered, floor) = (info.delivered.stream_sequence, info.ack_floor.stream_sequence);
             seen.push((name.clone(), info.created.unix_timestamp_nanos(), delivered, floor));

@@ -183,7 +183,7 @@ async fn publish_all(
     take: &Take,
     stop: &CancellationToken,
 ) -> Result<usize, RelayError> {
-    let mut total = 0;
+    let (mut total, mut first_error) = (0, None);
     let mut confirmations = None;
     let (mut taken, mut has_more) = take.next(store, nats).await?;
     let mut empty = 0;
@@ -193,32 +193,34 @@ async fn publish_all(
         let next = async { if goes_on { take.next(store, nats).await } else { Ok((Vec::new(), false)) } };
         let (published, next) = tokio::join!(publish(store, nats, take, &taken, &mut confirmations), next);
         let (next, more) = next?;
-        match published {
-            Ok(published) => total += published,
-            Err(error) => {
-                // The burst that was taken meanwhile is not sent.
-                let unsent: Vec<_> = next.iter().map(|job| (job.id, job.dispatch)).collect();
-                if !unsent.is_empty() {
-                    store.unpublished(&unsent, AGAIN_AFTER).await?;
-                }
-                return Err(error);
+        let (published, error) = published?;
+        total += published;
+        let is_of_all = error.is_some() && published == 0;
+        first_error = first_error.or(error);
+        if is_of_all {
+            // NATS takes nothing: the burst that was taken meanwhile is not sent.
+            let unsent: Vec<_> = next.iter().map(|job| (job.id, job.dispatch)).collect();
+            if !unsent.is_empty() {
+                store.unpublished(&unsent, AGAIN_AFTER).await?;
             }
+            break;
         }
         (taken, has_more) = (next, more);
     }
-    Ok(total)
+    first_error.map_or(Ok(total), |error| Err(error.into()))
 }
 
-/// Publishes jobs that were taken. A later look retries the jobs that fail.
+/// Publishes jobs that were taken, and returns how many and the error of the others. A later look retries those: what
+/// NATS does not take of one queue holds up no other for longer than a publication lasts.
 async fn publish(
     store: &Store,
     nats: &Nats,
     take: &Take,
     jobs: &[DueJob],
     confirmations: &mut Option<Confirmations>,
-) -> Result<usize, RelayError> {
+) -> Result<(usize, Option<NatsError>), StoreError> {
     if jobs.is_empty() {
-        return Ok(0);
+        return Ok((0, None));
     }
     fault::point("taken");
     let mut tickets: Vec<_> = jobs.iter().map(Ticket::from).collect();
@@ -231,18 +233,18 @@ async fn publish(
     let mut failed: Vec<(JobId, i32)> = Vec::new();
     for (job, answer) in jobs.iter().zip(answers) {
         if let Err(error) = answer {
-            last_error = Some(error);
+            last_error = Some((&job.queue, error));
             failed.push((job.id, job.dispatch));
         }
     }
     let published = jobs.len() - failed.len();
     metrics::published(published);
-    let Some(error) = last_error else { return Ok(published) };
+    let Some((queue, error)) = last_error else { return Ok((published, None)) };
     if let Some(left_out) = repeats::tell("relay", &error) {
-        tracing::warn!(jobs = failed.len(), %error, left_out, "could not publish; the relay will retry");
+        tracing::warn!(queue, jobs = failed.len(), %error, left_out, "could not publish; the relay will retry");
     }
     store.unpublished(&failed, AGAIN_AFTER).await?;
-    Err(error.into())
+    Ok((published, Some(error)))
 }
 
 /// The findings of one worker's looks for lost messages.

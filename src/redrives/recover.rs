@@ -5,7 +5,7 @@
 //! The relay publishes the jobs.
 
 use crate::{
-    observe::metrics,
+    observe::{metrics, repeats},
     store::{Store, StoreError},
 };
 
@@ -17,7 +17,19 @@ pub(crate) async fn tend(store: &Store) -> Result<(), StoreError> {
     for change in store.tend_redrives(AT_ONCE).await? {
         metrics::redriven(change.queued);
         let (redrive, redriven, failed, jobs) = (change.id, change.redriven, change.failed, change.jobs);
-        let Some(state) = change.state else { continue };
+        let Some(state) = change.state else {
+            if let Some(error) = change.reason
+                && let Some(left_out) = repeats::tell(&format!("redrive {redrive}"), &error)
+            {
+                tracing::warn!(
+                    %redrive,
+                    error,
+                    left_out,
+                    "could not go on with a redrive; the worker will retry, and goes on with the others"
+                );
+            }
+            continue;
+        };
         match (state.as_str(), change.reason) {
             ("stopped", reason) => {
                 let why = "a redrive has stopped: too many jobs failed";

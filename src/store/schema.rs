@@ -28,6 +28,8 @@ pub const MIGRATIONS: &[Migration] = &[
     (33, "moved_queues", include_str!("../../migrations/0033_moved_queues.sql")),
     (34, "looks_in_parts", include_str!("../../migrations/0034_looks_in_parts.sql")),
     (35, "looks_from", include_str!("../../migrations/0035_looks_from.sql")),
+    (36, "notes_that_rest", include_str!("../../migrations/0036_notes_that_rest.sql")),
+    (37, "options_from_the_type", include_str!("../../migrations/0037_options_from_the_type.sql")),
 ];
 
 /// The schema that this program needs.
@@ -76,6 +78,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "audit/purge_audit"
     "clock/follow_clock"
     "clock/stored_times"
+    "enqueue/check_unseen_jobs"
     "enqueue/create_jobs"
     "enqueue/enqueue"
     "enqueue/enqueue_many"
@@ -119,6 +122,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "groups/release_held_jobs"
     "groups/release_into_lanes"
     "groups/reopen_edges"
+    "groups/rest_group_note"
     "groups/restore_followers"
     "groups/settle_edges"
     "groups/settle_edges_at"
@@ -146,6 +150,7 @@ pub const FUNCTIONS: &[(&str, &str)] = files! {
     "lanes/put_lanes"
     "lanes/release_jobs"
     "lanes/remove_lanes"
+    "lanes/require_lanes"
     "lanes/sweep_lanes"
     "lanes/tend_lanes"
     "quarantine/has_quarantines"
@@ -187,6 +192,7 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "link_jobs",
     "mend_groups",
     "release_followers",
+    "rest_group_note",
     "settle_edges",
     "sweep_groups",
     "admit",
@@ -195,6 +201,7 @@ pub(super) const CALLED_FUNCTIONS: &[&str] = &[
     "look_from",
     "put_lanes",
     "remove_lanes",
+    "require_lanes",
     "sweep_lanes",
     "tend_lanes",
     "has_quarantines",

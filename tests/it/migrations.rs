@@ -33,6 +33,8 @@ const RELEASED: &[(i64, &str, &str)] = &[
     (33, "moved_queues", "0e19df757c7228dca677d4431f63384ae81e3242fa1c611145d5407617f02bf4"),
     (34, "looks_in_parts", "254e125f0ca675b9f14978533093b78f872da634c568074345e2dc9d5a1ca454"),
     (35, "looks_from", "b0bbf7d9c8ad8e8f14ffa1595a094aea1e128cffa083445860dd605c7ce6b9b1"),
+    (36, "notes_that_rest", "dd0a489797ede978808869684c2d1ce229a2330711db3d82ef2dda738099841f"),
+    (37, "options_from_the_type", "a28e046a39346ccb0c0c10a33944e26b297ada003ceb3c5e165aebf18794773b"),
 ];
 
 /// A later release's migration, which changes every table, the busy ones first.
@@ -136,10 +138,16 @@ async fn a_database_of_migration_30_becomes_equal_to_a_fresh_one() {
     let rights_to_audit = |row: &(String, Option<String>)| row.0.starts_with("column audit.");
     let mut was = tables(&catalogue(&old.pool).await);
     let mut baseline = tables(&is);
-    // Migration 31 takes one right back, 32 and 34 add a column each, and 35 a table: see their files.
-    let is_new = |row: &(String, Option<String>)| {
-        ["lane_settings.holds", "followers.mended_to", "looks_from"].iter().any(|new| row.0.contains(new))
-    };
+    // Migration 31 takes one right back, 32, 34, 36 and 37 add columns, and 35 a table: see their files.
+    let new = [
+        "lane_settings.holds",
+        "followers.mended_to",
+        "looks_from",
+        "group_ends.rests_until",
+        "lane_settings.required",
+        "schedules.options",
+    ];
+    let is_new = |row: &(String, Option<String>)| new.iter().any(|new| row.0.contains(new));
     was.retain(|row| !rights_to_audit(row));
     baseline.retain(|row| !rights_to_audit(row) && !is_new(row));
     differ_in_nothing(&was, &baseline);
@@ -157,7 +165,7 @@ async fn a_database_of_migration_30_becomes_equal_to_a_fresh_one() {
     }
     let triggers = "pg_trigger WHERE tgrelid = 'tenure.jobs'::regclass AND tgname LIKE 'lanes%'";
     assert_eq!(old.count(triggers).await, 2);
-    assert_eq!(old.tenure.migrate().await.unwrap(), [31, 32, 33, 34, 35]);
+    assert_eq!(old.tenure.migrate().await.unwrap(), [31, 32, 33, 34, 35, 36, 37]);
     assert_eq!(old.count(triggers).await, 1);
     old.execute("SELECT tenure.enqueue('laned', 'k')").await;
     assert_eq!(old.count("tenure.lane_jobs WHERE queue = 'laned'").await, 1);
@@ -248,7 +256,7 @@ async fn calls_grants_and_objects_of_before_the_migration_go_on_after_it() {
     // Five calls that create a job each time, and four whose key is then taken.
     assert_eq!(count().await, 6 * 5 + 4);
     // A transaction that has called it stays open over the migration's end: it only needs no lock that lasts.
-    assert_eq!(bench.tenure.migrate().await.unwrap(), [31, 32, 33, 34, 35]);
+    assert_eq!(bench.tenure.migrate().await.unwrap(), [31, 32, 33, 34, 35, 36, 37]);
     for _ in 0..6 {
         for call in calls {
             run(&mut app, call).await;

@@ -135,9 +135,23 @@ async fn all_go_when_few_fail_and_another_worker_goes_on_after_a_death() {
 /// By the statement alone: no worker, no clock but the database's.
 async fn tend(bench: &Bench) -> String {
     bench.execute("SELECT FROM tenure.tend_redrives(1000)").await;
+    how(bench).await
+}
+
+async fn how(bench: &Bench) -> String {
     bench
         .value("SELECT redriven || ' ' || completed || ' ' || failed || ' ' || state FROM tenure.redrives")
         .await
+}
+
+/// Sets how long ago the last job went, and goes on in the same moment.
+async fn tend_after(bench: &Bench, ago: &str) -> String {
+    let sql = format!(
+        "UPDATE tenure.redrives SET paced_from = clock_timestamp() - interval '{ago}';
+         SELECT FROM tenure.tend_redrives(1000)"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&bench.pool).await.unwrap();
+    how(bench).await
 }
 
 async fn ids(bench: &Bench) -> Vec<JobId> {
@@ -180,8 +194,7 @@ async fn the_canary_is_awaited_and_the_others_keep_to_the_rate() {
     // 0.3 s allow three, which fewer out would.
     let out: Vec<_> = ids(&bench).await.into_iter().filter(|id| !canary.contains(id)).collect();
     end(&bench, &out, "completed").await;
-    bench.execute("UPDATE tenure.redrives SET paced_from = clock_timestamp() - interval '310 ms'").await;
-    assert_eq!(tend(&bench).await, "12 8 1 running");
+    assert_eq!(tend_after(&bench, "310 ms").await, "12 8 1 running");
     // A gap of an hour does not let an hour's jobs go at once: five seconds' are fifty, and 4 + 5 may be out.
     let out: Vec<_> = ids(&bench).await.into_iter().filter(|id| !canary.contains(id)).collect();
     end(&bench, &out, "completed").await;
@@ -311,6 +324,39 @@ async fn a_locked_dead_letter_holds_up_its_redrive_alone() {
     tx.rollback().await.unwrap();
     bench.execute("SELECT FROM tenure.tend_redrives(1000)").await;
     assert_eq!(bench.count("tenure.redrives WHERE redriven = 1").await, 2);
+}
+
+/// Somebody's trigger refuses one dead letter of many: it stays, and neither its redrive nor another one waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_that_postgres_refuses_to_redrive_holds_up_nothing() {
+    let bench = bench().await;
+    dead(&bench, 5).await;
+    let refused: Uuid = bench.value("SELECT id FROM tenure.dead_letter_jobs LIMIT 1").await;
+    begun(&bench, CalmRedrive::new().canary(5)).await;
+    bench.execute("UPDATE tenure.dead_letter_jobs SET queue = 'odd'").await;
+    dead(&bench, 1).await;
+    begun(&bench, CalmRedrive::new().canary(1)).await;
+    let refuse = format!(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON tenure.jobs FOR EACH ROW
+             WHEN (NEW.id = '{refused}') EXECUTE FUNCTION public.refuse()"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(refuse)).execute(&bench.pool).await.unwrap();
+    bench.execute("SELECT FROM tenure.tend_redrives(1000)").await;
+    let went = "SELECT string_agg(redriven || '/' || missing, ' ' ORDER BY jobs DESC) FROM tenure.redrives";
+    assert_eq!(bench.value::<String>(went).await, "4/1 1/0");
+    assert_eq!(bench.value::<Uuid>("SELECT id FROM tenure.dead_letter_jobs").await, refused);
+    // And if the redrive itself cannot be written.
+    let refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON tenure.redrives FOR EACH ROW
+                      WHEN (NEW.jobs = 5) EXECUTE FUNCTION public.refuse()";
+    bench.execute(refuse).await;
+    let others = ids(&bench).await;
+    end(&bench, &others, "completed").await;
+    let why: String = bench.value("SELECT string_agg(why, ' ') FROM tenure.tend_redrives(1000)").await;
+    assert_eq!(why, "too odd");
+    bench.execute("SELECT FROM tenure.tend_redrives(1000)").await;
+    assert_eq!(bench.count("tenure.redrives WHERE state = 'done'").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

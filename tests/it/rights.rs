@@ -55,14 +55,20 @@ async fn the_table_of_rights_is_what_the_roles_have() {
         .await;
     assert_eq!(readable, 0, "a viewer reads everything but the key");
     assert!(bench.value::<bool>("SELECT pg_has_role('tenure_operator', 'tenure_worker', 'USAGE')").await);
-    let mut table = "| in schema `tenure` | `tenure_producer` | `tenure_worker` | `tenure_operator`, besides |\n\
+    let mut table =
+        "| in schema `tenure` | `tenure_producer` | `tenure_worker` | `tenure_operator`, besides |\n\
                      |---|---|---|---|"
-        .to_owned();
+            .to_owned();
     let named = relations.iter().map(|(name, of)| (format!("`{name}`"), of));
     let called = functions.iter().map(|(name, of)| (format!("`{name}()`"), of));
     for (name, of) in named.chain(called) {
-        let is_harmless = ["`has_quarantines()`", "`has_redrives()`", "`look_from()`"].contains(&name.as_str());
-        assert_eq!(of.contains_key("PUBLIC"), is_harmless, "everybody has a right, or lost one: {name} {of:?}");
+        let is_harmless =
+            ["`has_quarantines()`", "`has_redrives()`", "`look_from()`"].contains(&name.as_str());
+        assert_eq!(
+            of.contains_key("PUBLIC"),
+            is_harmless,
+            "everybody has a right, or lost one: {name} {of:?}"
+        );
         if let Some(viewer) = of.get("tenure_viewer") {
             assert_eq!(viewer, &["read"], "{name}");
         }

@@ -113,7 +113,7 @@ async fn eight_migrations_at_once_apply_each_version_once() {
     for task in tasks {
         applied.extend(task.await.unwrap());
     }
-    assert_eq!(applied, [30, 31, 32, 33, 34, 35]);
+    assert_eq!(applied, [30, 31, 32, 33, 34, 35, 36, 37]);
     let pool = PgPool::connect(&config.database_url).await.unwrap();
     let ledger: Vec<(i64, String)> = sqlx::query_as("SELECT version, name FROM tenure.migrations ORDER BY 1")
         .fetch_all(&pool)
@@ -126,6 +126,8 @@ async fn eight_migrations_at_once_apply_each_version_once() {
         (33, "moved_queues"),
         (34, "looks_in_parts"),
         (35, "looks_from"),
+        (36, "notes_that_rest"),
+        (37, "options_from_the_type"),
     ];
     assert_eq!(ledger, names.map(|(version, name)| (version, name.to_owned())));
     // tenure has its own ledger and leaves the user's alone.
@@ -211,6 +213,11 @@ async fn history_is_kept_by_day_and_a_missing_day_stops_no_completion() {
     assert_eq!(existing, 10, "yesterday, today, a week ahead, and the rest");
     assert_eq!(bench.value::<i32>("SELECT tenure.create_history_partitions(7)").await, 0);
     assert_eq!(bench.value::<i32>("SELECT tenure.create_history_partitions(9)").await, 2);
+    assert_eq!(
+        bench.value::<i32>("SELECT tenure.create_history_partitions(4000)").await,
+        22,
+        "a month at most"
+    );
     // A job with an id of 2001, from a producer with a broken clock.
     let row = "INSERT INTO tenure.job_history (id, queue, kind, payload, status, attempt, max_attempts, fencing_token, created_at, scheduled_at, finished_at)
                VALUES ($1, 'q', 'k', '1', 'completed', 1, 1, 1, now(), now(), now())";

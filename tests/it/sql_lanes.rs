@@ -488,6 +488,41 @@ async fn a_producer_changes_no_job_by_the_functions_that_run_with_the_owners_rig
     .await;
     assert_eq!(said.code, "42501");
     assert_eq!(queued(&bench).await, "(\"\"\"plain\"\"\")\n(\"\"\"other\"\"\")");
+    // By a snapshot that does not show the job; and of a job that has died.
+    let mut old = crate::sql::begin(&web, "REPEATABLE READ").await;
+    sqlx::query("SELECT count(*) FROM tenure.jobs").execute(&mut *old).await.unwrap();
+    let unseen: Uuid = bench.value("SELECT tenure.enqueue('q', 'k', '\"other\"', delay => '1 h')").await;
+    let group = Uuid::now_v7();
+    for call in [
+        format!("tenure.take_key('queued', 'q/queued', 'old', '{unseen}', 'null', now(), NULL)"),
+        format!("tenure.add_followers('{{{unseen}}}', '{{cancel}}', '{group}')"),
+    ] {
+        let mut tried = old.begin().await.unwrap();
+        let said = sqlx::query(AssertSqlSafe(format!("SELECT {call}"))).execute(&mut *tried).await;
+        let said = said.unwrap_err().into_database_error().unwrap();
+        assert_eq!(said.code().as_deref(), Some("40001"), "{call}: {said}");
+        tried.rollback().await.unwrap();
+    }
+    // A job of its own is as it was.
+    let own = "SELECT tenure.enqueue('q', 'k', '\"own\"', unique_while_queued => 'own', delay => '1 h')";
+    sqlx::query(own).execute(&mut *old).await.unwrap();
+    old.rollback().await.unwrap();
+    let died = Uuid::now_v7();
+    bench
+        .execute(&format!(
+            "INSERT INTO tenure.dead_letter_jobs (id, queue, kind, payload, attempt, max_attempts, fencing_token,
+                 created_at, scheduled_at, died_at, last_error, category, execution_history)
+             VALUES ('{died}', 'q', 'k', '1', 1, 1, 1, now(), now(), now(), '', 'exhausted', '[]')"
+        ))
+        .await;
+    let said = refused(
+        &web,
+        &format!("SELECT tenure.take_key('queued', 'q/queued', 'i', '{died}', 'null', now(), NULL)"),
+    )
+    .await;
+    assert_eq!(said.code, "23505");
+    bench.execute(&format!("DELETE FROM tenure.jobs WHERE id = '{unseen}'")).await;
+    assert_eq!(queued(&bench).await, "(\"\"\"plain\"\"\")\n(\"\"\"other\"\"\")");
     let again =
         refused(&web, "SELECT tenure.enqueue('q', 'k', '1', unique_key => 'u', lane => 'a', replace => 'a')")
             .await;

@@ -20,6 +20,7 @@ SELECT t.relation, unnest(t.names), t.ahead, t.passes, t.rule
        ('effects', '{began_at,wakes_at}', NULL, true, 'follow_clock: a pause keeps its length'),
        ('followers', '{cut_at}', NULL, true, 'shown'),
        ('followers', '{not_after}', NULL, true, 'a caller chose it'),
+       ('group_ends', '{rests_until}', '10 seconds', true, 'a note rests for less'),
        ('job_edges', '{ended_at}', '0', true, 'what came ahead of the clock came now'),
        ('job_executions', '{started_at}', NULL, true, 'shown'),
        ('job_executions', '{finished_at}', NULL, true, 'the beginning of a pause, for follow_clock'),

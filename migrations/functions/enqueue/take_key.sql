@@ -15,9 +15,11 @@ DECLARE
 BEGIN
     IF of_scope NOT LIKE '%/queued' AND of_scope NOT LIKE '%/live' THEN
         RAISE EXCEPTION '% is no scope of keys that end with their jobs', to_json(of_scope) USING ERRCODE = 'TN003';
-    ELSIF EXISTS (SELECT FROM tenure.jobs j WHERE j.id = new_id) THEN
+    ELSIF EXISTS (SELECT FROM tenure.jobs j WHERE j.id = new_id)
+       OR EXISTS (SELECT FROM tenure.dead_letter_jobs d WHERE d.id = new_id) THEN
         RAISE EXCEPTION 'job % exists already', new_id USING ERRCODE = 'unique_violation';
     END IF;
+    PERFORM tenure.check_unseen_jobs(ARRAY[new_id]);
     FOR try IN 1..3 LOOP
         INSERT INTO tenure.job_keys (scope, key, job_id, lasting) VALUES (of_scope, of_key, new_id, true)
             ON CONFLICT (scope, key) DO NOTHING;

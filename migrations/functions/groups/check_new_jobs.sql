@@ -19,6 +19,7 @@ BEGIN
     IF FOUND THEN
         RAISE EXCEPTION 'job % is no new job of this group', other USING ERRCODE = 'TN003';
     END IF;
+    PERFORM tenure.check_unseen_jobs(jobs);
 END $$;
 
 REVOKE ALL ON FUNCTION tenure.check_new_jobs(uuid[], uuid) FROM PUBLIC;

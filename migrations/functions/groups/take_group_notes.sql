@@ -1,4 +1,5 @@
--- Locks the oldest notes, at most `most`, without those that another call has locked, and returns what they say.
+-- Locks the oldest notes, at most `most`, without those that rest or that another call has locked, and returns what
+-- they say.
 --
 --   ids: the notes; NULL without any   has_ends: some say that a job has ended whose edges may be open
 --   followers: jobs whose edges other transactions have settled   steps: the same as [job, step], for jobs of a step
@@ -20,7 +21,8 @@ BEGIN
                FILTER (WHERE e.ended_as = 'settled' AND e.step IS NOT NULL)
       INTO ids, has_ends, followers, failed_followers, hopeless_followers, steps
       FROM (SELECT g.* FROM tenure.group_ends g
-             WHERE g.id >= first_id ORDER BY g.id LIMIT most FOR UPDATE SKIP LOCKED) e;
+             WHERE g.id >= first_id AND (g.rests_until > clock_timestamp()) IS NOT TRUE
+             ORDER BY g.id LIMIT most FOR UPDATE SKIP LOCKED) e;
 END $$;
 
 REVOKE ALL ON FUNCTION tenure.take_group_notes(int) FROM PUBLIC;

@@ -1,6 +1,7 @@
 -- Holds a new job of a queue with lanes: gives it a row in its lane instead of a message, and wakes the lane. A job
 -- that is due at no time (it follows others) has no place in its lane until it is released.
 --
+-- A queue may take no job that names no lane (`require_lanes`): such a one raises TN009. A redriven job comes back.
 -- The triggers of such queues call it, which `hold_new_jobs` creates; the argument says whether the lanes are ordered.
 -- SECURITY DEFINER: a producer may not write to lanes.
 -- One wake for all due jobs that a transaction adds to a lane: `tenure.woken` keeps the last lanes, some hundred, until
@@ -18,6 +19,12 @@ DECLARE
     woken      CONSTANT text := coalesce(current_setting('tenure.woken', true), '');
     this_lane  text;
 BEGIN
+    IF NEW.lane IS NULL AND NEW.clear_reason IS NULL
+       AND EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = NEW.queue AND s.required) THEN
+        RAISE EXCEPTION 'queue % takes no job without a lane', to_json(NEW.queue)
+            USING ERRCODE = 'TN009', DETAIL = 'Nothing was enqueued.',
+                  HINT = 'Name the lane, or let the queue take such jobs: tenure queues lanes.';
+    END IF;
     NEW.lane := coalesce(NEW.lane, '');
     NEW.priority := coalesce(NEW.priority, 0);
     INSERT INTO tenure.lane_jobs (job_id, queue, lane, priority, place, due_at)

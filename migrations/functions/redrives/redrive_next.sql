@@ -1,5 +1,6 @@
 -- Redrives the next jobs of a redrive, at most `most` of those after the first `gone_before`. Returns how many it
--- redrove, and how many were missing, because they were no dead letters any more.
+-- redrove, and how many were missing, because they were no dead letters any more, or because Postgres refuses to write
+-- them: such a one stays a dead letter.
 --
 -- Called by `tend_redrive` alone, with its rights and its settings; the redrive's row is locked. `redrive` waits for
 -- a dead letter that another transaction has locked.
@@ -10,6 +11,7 @@ DECLARE
     places       bigint[];
     ids          uuid[];
     redriven_ids uuid[];
+    one          uuid;
 BEGIN
     SELECT array_agg(n.place ORDER BY n.place), array_agg(n.job_id ORDER BY n.place) INTO places, ids
       FROM (SELECT o.place, o.job_id FROM tenure.redrive_jobs o
@@ -20,10 +22,23 @@ BEGIN
         missing := 0;
         RETURN;
     END IF;
-    redriven_ids := ARRAY(SELECT tenure.redrive(ids));
+    BEGIN
+        redriven_ids := ARRAY(SELECT tenure.redrive(ids));
+    EXCEPTION
+        WHEN lock_not_available OR deadlock_detected OR query_canceled THEN RAISE;
+        WHEN OTHERS THEN
+            FOREACH one IN ARRAY ids LOOP
+                BEGIN
+                    redriven_ids := redriven_ids || ARRAY(SELECT tenure.redrive(ARRAY[one]));
+                EXCEPTION
+                    WHEN lock_not_available OR deadlock_detected OR query_canceled THEN RAISE;
+                    WHEN OTHERS THEN NULL;
+                END;
+            END LOOP;
+    END;
     UPDATE tenure.redrive_jobs o SET redriven_at = clock_timestamp()
      WHERE o.redrive_id = of AND o.place = ANY (places) AND o.job_id = ANY (redriven_ids);
-    redriven := cardinality(redriven_ids);
+    redriven := coalesce(cardinality(redriven_ids), 0);
     missing := cardinality(ids) - redriven;
 END $$;
 

@@ -2,8 +2,9 @@
 --
 -- The worker with the turn of redrives calls it (src/redrives/sql/tend_redrives.sql).
 -- SECURITY DEFINER: a worker may not delete dead letters; it goes on with what an operator has begun.
--- Two calls at once: each passes over the redrives that the other has. What one redrive has to wait for holds up no
--- other: it goes on with the next call. If the answer is lost, the redrive's row says all of it but the log line.
+-- Two calls at once: each passes over the redrives that the other has. What one redrive has to wait for, or Postgres
+-- refuses, holds up no other: it goes on with the next call, and a refusal is the `why` of a row without a change. If
+-- the answer is lost, the redrive's row says all of it but the log line.
 CREATE OR REPLACE FUNCTION tenure.tend_redrives(most int)
 RETURNS TABLE (redrive_id uuid, has_changed boolean, now_state text, queued bigint, redriven bigint, failed bigint,
                jobs bigint, why text)
@@ -23,8 +24,11 @@ BEGIN
                    r.reason
               FROM tenure.redrives r
              WHERE r.id = before.id AND (r.state <> before.state OR r.redriven > before.redriven);
-        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            NULL;
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected THEN NULL;
+            WHEN OTHERS THEN
+                RETURN QUERY SELECT before.id, false, before.state, 0::bigint, before.redriven, before.failed,
+                                    before.jobs, SQLERRM;
         END;
     END LOOP;
 END $$;

@@ -1,5 +1,5 @@
 -- create_history_partitions: creates the daily partitions of job_history, by the time in the id, from yesterday's to
--- that of `days_ahead` days ahead. Returns how many it has created.
+-- that of `days_ahead` days ahead, at most 31. Returns how many it has created.
 --
 -- Called by create_partitions.sql, with each scan, and by the baseline.
 -- SECURITY DEFINER: a worker need not own the tables; postgres/roles.sql takes it from PUBLIC and grants it to workers.
@@ -15,7 +15,7 @@ DECLARE
     high    uuid;
     created int := 0;
 BEGIN
-    FOR i IN -1..days_ahead LOOP
+    FOR i IN -1..least(days_ahead, 31) LOOP
         day  := (statement_timestamp() AT TIME ZONE 'UTC')::date + i;
         name := 'job_history_' || to_char(day, 'YYYYMMDD');
         CONTINUE WHEN to_regclass('tenure.' || name) IS NOT NULL;

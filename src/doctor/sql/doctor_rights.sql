@@ -114,11 +114,11 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
                    unnest('{create_history_partitions,purge_day,purge_rows,purge_cancelled,purge_dead,purge_traces,
                            purge_keys,purge_events,purge_audit,keep_last_executions,forget_traces,fence,hold,once,once_store,
                            once_result,complete,progress,raise_lost,tend_lanes,sweep_lanes,release_followers,mend_groups,
-                           sweep_groups,settle_edges,reopen_edges,redriven_at,await_event,suspended_for,
+                           sweep_groups,rest_group_note,settle_edges,reopen_edges,redriven_at,await_event,suspended_for,
                            keep_cancelled,tend_redrives,follow_clock}'::text[]) AS name
              UNION ALL
             SELECT 'operator',
-                   unnest('{cancel,end_queued,put_lanes,adopt_jobs,remove_lanes,forget_lanes}'::text[])) AS function
+                   unnest('{cancel,end_queued,put_lanes,require_lanes,adopt_jobs,remove_lanes,forget_lanes}'::text[])) AS function
      WHERE NOT coalesce((SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE'))
                            FROM pg_proc p JOIN house ON house.oid = p.pronamespace
                           WHERE p.proname = function.name), false)

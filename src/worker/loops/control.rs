@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +33,9 @@ const SETTINGS_READ_EVERY: Duration = Duration::from_millis(600);
 const SETTINGS_PAUSE: Duration = Duration::from_millis(50);
 /// About this many workers with a paused or full queue ask that often; in a larger fleet each asks less often.
 const SETTINGS_READ_BY_HELD: u32 = 20;
+
+/// The pause between two looks after announced cancellations: anybody who may announce one has a statement executed.
+const LOOKED_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// Acts on announcements, and answers probes.
 #[derive(Clone)]
@@ -62,12 +65,15 @@ impl Work for Listen {
             None => self.presence.listen().await,
         };
         let mut connections = self.nats.connections();
+        // The jobs of announcements that came soon after a look, and when to look after them.
+        let (mut announced_jobs, mut look_at) = (HashMap::new(), Instant::now());
         loop {
             tokio::select! {
                 announced = control.next() => match announced {
                     // Only a hint: the heartbeat asks the database.
                     Some(Announced::Cancelled(jobs)) => {
-                        self.heartbeat.look_after(&self.running.announce_cancelled(&jobs)).await;
+                        let running = self.running.announce_cancelled(&jobs);
+                        announced_jobs.extend(running.into_iter().map(|job| (job.claim.key.job, job)));
                     }
                     Some(Announced::Settings) => self.settings_changed.notify_one(),
                     Some(Announced::Turns) => self.turns.offer(),
@@ -83,6 +89,11 @@ impl Work for Listen {
                         control = self.presence.listen().await;
                     }
                 },
+                () = sleep_until(look_at), if !announced_jobs.is_empty() => {
+                    let jobs: Vec<_> = announced_jobs.drain().map(|(_, job)| job).collect();
+                    self.heartbeat.look_after(&jobs).await;
+                    look_at = Instant::now() + LOOKED_AGAIN_AFTER;
+                }
                 // The worker may have missed announcements while it was disconnected.
                 Ok(()) = connections.changed() => {
                     self.settings_changed.notify_one();

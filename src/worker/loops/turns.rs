@@ -19,6 +19,8 @@ use crate::{
 /// The longest time that a worker without a turn waits before it asks for one: only a few workers of a large fleet may
 /// be left.
 const ASKED_WITHIN: Duration = Duration::from_secs(60);
+/// The pause before it asks because it was asked to: of many announcements, one question.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
 pub(crate) struct TakeTurns {
@@ -61,7 +63,8 @@ impl Work for TakeTurns {
             }
             tokio::select! {
                 () = sleep(jittered(wait)) => {}
-                () = self.turns.asked() => {}
+                // Anybody who may announce a schedule has it ask.
+                () = self.turns.asked() => sleep(ASKED_AGAIN_AFTER).await,
                 // The workers must not all ask at once.
                 () = self.turns.offered() => sleep(every.mul_f64(rand::random())).await,
             }

@@ -70,7 +70,12 @@ async fn follow(view: &View, ask: &Ask, mut viewer: Viewer) -> Option<()> {
     let mut changes = changes(view, ask).await;
     loop {
         let began_at = Instant::now();
-        let mut reading = pin!(super::page(view, ask));
+        // A place for each search, not for the stream: it searches again and again.
+        let mut reading = pin!(async {
+            let place = ask.searches().then(|| view.searches.take(&ask.client)).transpose();
+            let _place = place.map_err(|_| Failure::Busy)?;
+            super::page(view, ask).await
+        });
         let read = loop {
             match timeout(LATE_AFTER, &mut reading).await {
                 Ok(read) => break read,

@@ -302,6 +302,12 @@ async fn a_wrong_request_is_refused_by_name_and_changes_nothing() {
         (("report", json!({"reports": [7]})), "bad_request", "reports"),
         (("beat", json!({"running": [["x", 1, "y"]]})), "bad_request", "running"),
         (("beat", json!({"as_of": "yesterday"})), "bad_request", "as_of"),
+        (("beat", json!({"as_of": "-5000-01-01T00:00:00Z"})), "bad_request", "as_of"),
+        (
+            ("payload", json!({"receipt": "x".repeat(20_000), "part": 0})),
+            "bad_request",
+            "at most 16384 bytes",
+        ),
         (("hello", json!({"slots": 1})), "bad_request", "hostname"),
         (("payload", json!({"receipt": "AAAA", "part": 0})), "forged_receipt", "no gateway"),
         (take(json!({"wait": 5})), "bad_request", "\"wait\" is no field of `take`"),

@@ -10,6 +10,46 @@ async fn mended(bench: &Bench) {
     bench.execute("UPDATE tenure.dead_letter_jobs SET payload = '{\"n\": 2}'").await;
 }
 
+/// Somebody's constraint refuses the row of one follower, which is ready: the notes of all others wait behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_postgres_refuses_to_write_keeps_back_no_other_and_doctor_names_it() {
+    let bench = bench().await;
+    let group = async |n: i64| {
+        let part = job("part", json!({ "n": n })).delay(Duration::from_secs(3_600));
+        bench.tenure.group([part]).then(job("merge", json!({}))).await.unwrap()
+    };
+    let (refused, others) = (group(1).await, [group(2).await, group(3).await]);
+    bench
+        .execute(
+            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$",
+        )
+        .await;
+    bench
+        .execute(&format!(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON tenure.jobs FOR EACH ROW
+                 WHEN (NEW.id = '{}') EXECUTE FUNCTION public.refuse()",
+            refused.id
+        ))
+        .await;
+    let running = worker(&bench.tenure);
+    for of in [&refused, &others[0], &others[1]] {
+        bench.tenure.retry(of.jobs[0]).await.unwrap();
+    }
+    for of in &others {
+        assert_eq!(bench.until_finished(of.id).await.status, Status::Completed);
+    }
+    assert!(is_held(&bench, refused.id).await);
+    let checks = bench.tenure.doctor(&tenure::doctor::DoctorOptions::default()).await;
+    let found = checks.iter().find(|check| check.check == "groups").unwrap();
+    let names = |id: JobId| found.found.contains(&id.to_string());
+    assert!(names(refused.id) || names(refused.jobs[0]), "{found:?}");
+    bench.execute("DROP TRIGGER refuse ON tenure.jobs").await;
+    assert_eq!(bench.until_finished(refused.id).await.status, Status::Completed);
+    bench.until_count("tenure.group_ends", 0).await;
+    running.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_follower_that_cannot_be_released_keeps_back_no_other() {
     let bench = bench().await;
@@ -187,12 +227,17 @@ async fn a_cancellation_counts_as_one_also_where_constraints_are_immediate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_attempt_adds_nothing_to_its_group() {
-    let bench = bench().await;
-    let (began, go) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+    // No heartbeat finds the loss, and ends the handler, before it adds.
+    let bench = crate::harness::bench_with(|config| {
+        config.timing.stale_after = Duration::from_secs(60);
+        config.timing.ack_wait = Duration::from_secs(120);
+    })
+    .await;
+    let steps = [(); 3].map(|()| Arc::new(tokio::sync::Notify::new()));
+    let [began, go, tried] = steps.clone();
     let split = {
-        let (began, go) = (began.clone(), go.clone());
         move |_: Value, ctx: JobContext| {
-            let (began, go) = (began.clone(), go.clone());
+            let [began, go, tried] = steps.clone();
             async move {
                 began.notify_one();
                 go.notified().await;
@@ -200,7 +245,7 @@ async fn a_stale_attempt_adds_nothing_to_its_group() {
                 assert!(added.is_err());
                 let all = ctx.all::<Value, _>("all", [job("part", json!({"n": 8}))]).await;
                 assert!(all.is_err());
-                go.notify_one();
+                tried.notify_one();
                 added.map(|_| json!(0))
             }
         }
@@ -216,7 +261,7 @@ async fn a_stale_attempt_adds_nothing_to_its_group() {
         )
         .await;
     go.notify_one();
-    tokio::time::timeout(SOON, go.notified()).await.unwrap();
+    tokio::time::timeout(SOON, tried.notified()).await.unwrap();
     assert_eq!(bench.count("tenure.jobs").await, 2);
     assert_eq!(bench.count(&format!("tenure.job_edges WHERE after = '{}'", group.id)).await, 1);
     running.abandon().await;

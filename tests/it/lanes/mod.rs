@@ -110,16 +110,16 @@ async fn lanes_take_turns_whatever_their_backlog() {
     let ledger = Ledger::default();
     let worker = Running::start(worker(&bench, &ledger, 4));
     bench.until("(SELECT count(*) FROM tenure.job_history) >= 20").await;
+    let before = ledger.starts().len();
     bench.tenure.enqueue(job("b", 1000, 0)).await.unwrap();
-    let asked = Instant::now();
     let started = loop {
-        if let Some(start) = ledger.starts().into_iter().find(|(lane, ..)| lane == "b") {
-            break start.2;
+        if let Some(place) = ledger.starts().iter().position(|(lane, ..)| lane == "b") {
+            break place;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
-    assert!(started.duration_since(asked) < Duration::from_millis(700), "{:?}", started - asked);
-    assert!(ledger.starts().len() < 400, "a's backlog was still there");
+    // Sixteen have messages already; and a busy machine takes its time until the next look at the lanes.
+    assert!(started - before < 120, "{} jobs of the backlog started before it", started - before);
     worker.stop().await;
 }
 
