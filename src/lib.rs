@@ -113,11 +113,13 @@ pub mod testing;
 pub use client::{
     Tenure,
     connect::TenureBuilder,
-    enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest, OnExpiry},
+    enqueue::{Enqueue, EnqueueMany, Enqueued, JobRequest},
 };
 pub use config::{Config, Timing};
 pub use enqueue::insert::EnqueueError;
-pub use job::{Job, JobError, JobId, Outcome, Status, backoff::Backoff, claim::FencingToken};
+pub use job::{
+    Job, JobError, JobId, Outcome, Status, backoff::Backoff, claim::FencingToken, options::OnExpiry,
+};
 #[cfg(feature = "worker")]
 pub use logs::observe::JobLogLayer;
 #[cfg(feature = "otel")]
@@ -137,6 +139,11 @@ pub use worker::{Worker, WorkerBuilder, WorkerError, WorkerHandle, shutdown_sign
 
 /// The crates whose types tenure's API uses, in its versions.
 pub use {async_nats, sqlx};
+
+/// Options that a job's type says.
+pub mod options {
+    pub use crate::job::options::JobOptions;
+}
 
 /// The rules of the names of queues and kinds, and of IDs.
 pub mod names {

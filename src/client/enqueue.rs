@@ -25,11 +25,14 @@ use crate::{
         insert::{BUSY_AFTER, Created, EnqueueError, insert_in, insert_patiently},
     },
     job::{
-        AHEAD_MAX, Job, JobId, MAX_ATTEMPTS_DEFAULT, check_key, check_kind, check_queue, duration::written,
-        sizes::stored_bytes, unstorable_text,
+        AHEAD_MAX, Job, JobId, MAX_ATTEMPTS_DEFAULT, check_kind, check_queue,
+        duration::written,
+        options::{JobOptions, OnExpiry},
+        sizes::stored_bytes,
+        unstorable_text,
     },
     observe::trace::{self, Sending},
-    store::{NewJob, PublishedBy, RareOptions, StoreError},
+    store::{NewJob, PublishedBy, StoreError},
 };
 
 /// When a held job is due. Postgres's `infinity` is no time to chrono.
@@ -47,16 +50,6 @@ pub struct Enqueued {
     pub duplicate: bool,
 }
 
-/// What becomes of a job that was not started by its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnExpiry {
-    /// A dead letter of the category `expired`.
-    #[default]
-    DeadLetter,
-    /// A cancelled job, whose error says that it has expired.
-    Cancel,
-}
-
 /// A job to enqueue, with its options. Any [`Job`] turns into one.
 #[derive(Clone)]
 pub struct JobRequest {
@@ -65,13 +58,14 @@ pub struct JobRequest {
     /// JSON text, as it will be stored.
     payload: Result<String, String>,
     max_attempts: u32,
-    unique_key: Option<String>,
     delay: Option<Duration>,
     run_at: Option<DateTime<Utc>>,
     trace_context: Option<String>,
     /// The id that a caller waits for already. `None`: a new one.
     id: Option<JobId>,
-    rare: RareOptions,
+    options: JobOptions,
+    /// The job's type has said the key: one of the call is taken instead.
+    key_of_type: bool,
     /// The payload comes from a row, sealed.
     is_sealed: bool,
 }
@@ -83,7 +77,7 @@ impl std::fmt::Debug for JobRequest {
             .field("queue", &self.queue)
             .field("kind", &self.kind)
             .field("payload_bytes", &self.payload.as_ref().map(String::len))
-            .field("options", &self.rare)
+            .field("options", &self.options)
             .finish_non_exhaustive()
     }
 }
@@ -98,7 +92,14 @@ pub(crate) struct Accepts<'a> {
 impl<J: Job> From<J> for JobRequest {
     fn from(job: J) -> Self {
         let payload = serde_json::to_string(&job).map_err(|error| error.to_string());
-        Self { max_attempts: J::MAX_ATTEMPTS, payload, ..Self::new(J::QUEUE, J::KIND, Value::Null) }
+        let options = job.options();
+        Self {
+            max_attempts: J::MAX_ATTEMPTS,
+            payload,
+            key_of_type: options.any_key().is_some(),
+            options,
+            ..Self::new(J::QUEUE, J::KIND, Value::Null)
+        }
     }
 }
 
@@ -110,12 +111,12 @@ impl JobRequest {
             kind: kind.into(),
             payload: Ok(payload.to_string()),
             max_attempts: MAX_ATTEMPTS_DEFAULT,
-            unique_key: None,
             delay: None,
             run_at: None,
             trace_context: None,
             id: None,
-            rare: RareOptions::default(),
+            options: JobOptions::new(),
+            key_of_type: false,
             is_sealed: false,
         }
     }
@@ -145,7 +146,7 @@ impl JobRequest {
     /// without one its `Nats-Msg-Id`, is a unique key of its queue, too.
     #[must_use]
     pub fn unique_key(mut self, key: impl Into<String>) -> Self {
-        self.unique_key = Some(key.into());
+        self.options = self.options_without_key_of_type().unique_key(key);
         self
     }
 
@@ -154,7 +155,7 @@ impl JobRequest {
     /// job that the call returns. The keys of [`JobRequest::unique_key`] are apart from these.
     #[must_use]
     pub fn unique_while_queued(mut self, key: impl Into<String>) -> Self {
-        (self.rare.key_while, self.rare.lasting_key) = (Some("queued"), Some(key.into()));
+        self.options = self.options_without_key_of_type().unique_while_queued(key);
         self
     }
 
@@ -162,7 +163,7 @@ impl JobRequest {
     /// letter, holds no such key.
     #[must_use]
     pub fn unique_while_live(mut self, key: impl Into<String>) -> Self {
-        (self.rare.key_while, self.rare.lasting_key) = (Some("live"), Some(key.into()));
+        self.options = self.options_without_key_of_type().unique_while_live(key);
         self
     }
 
@@ -174,7 +175,7 @@ impl JobRequest {
     /// old one.
     #[must_use]
     pub fn replace(mut self, key: impl Into<String>) -> Self {
-        (self.rare.key_while, self.rare.lasting_key) = (Some("replace"), Some(key.into()));
+        self.options = self.options_without_key_of_type().replace(key);
         self
     }
 
@@ -188,7 +189,7 @@ impl JobRequest {
     /// times the delay of the enqueue that moves it.
     #[must_use]
     pub fn longest_wait(mut self, wait: Duration) -> Self {
-        self.rare.longest_s = Some(wait.as_secs_f64());
+        self.options.longest_s = Some(wait.as_secs_f64());
         self
     }
 
@@ -197,7 +198,7 @@ impl JobRequest {
     /// without control characters.
     #[must_use]
     pub fn lane(mut self, key: impl Into<String>) -> Self {
-        self.rare.lane = Some(key.into());
+        self.options = self.options.lane(key);
         self
     }
 
@@ -205,7 +206,7 @@ impl JobRequest {
     /// lanes has no priorities. In one with lanes, jobs that name no lane share one.
     #[must_use]
     pub fn priority(mut self, priority: i16) -> Self {
-        self.rare.priority = Some(priority);
+        self.options = self.options.priority(priority);
         self
     }
 
@@ -213,17 +214,23 @@ impl JobRequest {
     /// letter of the category `expired`, or as [`JobRequest::on_expiry`] says. An attempt that runs goes on.
     #[must_use]
     pub fn not_after(mut self, at: DateTime<Utc>) -> Self {
-        self.rare.not_after = Some(at);
+        self.options = self.options.not_after(at);
+        self
+    }
+
+    /// Starts no attempt of the job later than this long after it is due: that is at the enqueue, or as
+    /// [`JobRequest::delay`] or [`JobRequest::run_at`] says; of a schedule's job, at the tick. A job that follows
+    /// others has no such time: give it a [`JobRequest::not_after`].
+    #[must_use]
+    pub fn expires_in(mut self, within: Duration) -> Self {
+        self.options = self.options.expires_in(within);
         self
     }
 
     /// What becomes of a job that was not started by its [time](JobRequest::not_after).
     #[must_use]
     pub fn on_expiry(mut self, becomes: OnExpiry) -> Self {
-        self.rare.expires_as = match becomes {
-            OnExpiry::DeadLetter => None,
-            OnExpiry::Cancel => Some("cancelled"),
-        };
+        self.options = self.options.on_expiry(becomes);
         self
     }
 
@@ -235,10 +242,7 @@ impl JobRequest {
     /// tags as they are.
     #[must_use]
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
-        let tag = tag.into();
-        if !self.rare.tags.contains(&tag) {
-            self.rare.tags.push(tag);
-        }
+        self.options = self.options.tag(tag);
         self
     }
 
@@ -273,6 +277,12 @@ impl JobRequest {
         self
     }
 
+    /// Gives the job these options, and no others.
+    pub(crate) fn with_options(mut self, options: JobOptions) -> Self {
+        self.options = options;
+        self
+    }
+
     /// Gives the job this id.
     pub(crate) fn with_id(mut self, id: JobId) -> Self {
         self.id = Some(id);
@@ -281,12 +291,18 @@ impl JobRequest {
 
     /// The key that may keep it from being enqueued.
     pub(crate) fn any_key(&self) -> Option<&str> {
-        self.unique_key.as_deref().or(self.rare.lasting_key.as_deref())
+        self.options.any_key()
+    }
+
+    /// The options, for the caller to add the key of its own.
+    fn options_without_key_of_type(&mut self) -> JobOptions {
+        let options = std::mem::take(&mut self.options);
+        if std::mem::take(&mut self.key_of_type) { options.without_key() } else { options }
     }
 
     /// Whether it replaces a queued job.
     pub(crate) fn replaces(&self) -> bool {
-        self.rare.key_while == Some("replace")
+        self.options.key_while == Some("replace")
     }
 
     /// Turns the request into a job of a group. `waits`: it follows others.
@@ -302,7 +318,11 @@ impl JobRequest {
             let expected = "left out: the job starts when those before it have ended";
             return Err(EnqueueError::Option { what: "the time of a follower", value, expected });
         }
-        self.rare.group_id = group;
+        if let Some(within) = self.options.expires_in_s.filter(|_| waits) {
+            let expected = "left out: nobody knows when a follower is due; not_after is a time";
+            return Err(EnqueueError::Option { what: "expires_in", value: format!("{within} s"), expected });
+        }
+        self.options.group_id = group;
         let published_by = if waits { PublishedBy::Relay } else { PublishedBy::Caller };
         let job = self.checked(accepts, published_by)?;
         Ok(NewJob { run_at: if waits { Some(NEVER) } else { job.run_at }, ..job })
@@ -314,25 +334,22 @@ impl JobRequest {
     }
 
     /// Turns the request into the job of a schedule's ticks.
-    pub(crate) fn for_schedule(self, accepts: Accepts<'_>) -> Result<NewJob, EnqueueError> {
+    pub(crate) fn for_schedule(mut self, accepts: Accepts<'_>) -> Result<NewJob, EnqueueError> {
         let own = "left out: each tick of a schedule has its own job, due at the tick";
         let delay = self.delay.map(written);
         let run_at = self.run_at.map(|at| at.to_rfc3339());
         for (what, value) in [
-            ("unique_key", self.unique_key.clone()),
+            ("a key", self.options.any_key().filter(|_| !self.key_of_type).map(str::to_owned)),
             ("delay", delay),
             ("run_at", run_at),
             ("trace_context", self.trace_context.clone()),
-            ("lane", self.rare.lane.clone()),
-            ("priority", self.rare.priority.map(|priority| priority.to_string())),
-            ("not_after", self.rare.not_after.map(|at| at.to_rfc3339())),
-            ("a key", self.rare.lasting_key.clone()),
-            ("a tag", self.rare.tags.first().cloned()),
+            ("not_after", self.options.not_after.map(|at| at.to_rfc3339())),
         ] {
             if let Some(value) = value {
                 return Err(EnqueueError::Option { what, value, expected: own });
             }
         }
+        self.options = self.options_without_key_of_type();
         self.checked(accepts, PublishedBy::Relay)
     }
 
@@ -379,23 +396,16 @@ impl JobRequest {
         if let Some(at) = self.run_at.filter(|at| *at > Utc::now() + AHEAD_MAX) {
             return wrong("run_at", at.to_rfc3339(), "at most ten years ahead");
         }
-        if let Some(key) = &self.unique_key
-            && check_key(key).is_err()
-        {
-            let shown: String = key.chars().take(80).collect();
-            let value = format!("{shown:?} ({} bytes)", key.len());
-            let expected = "1 to 512 bytes without control characters; escape or hash it";
-            return wrong("unique_key", value, expected);
-        }
-        rare::check(&self.rare, self.unique_key.is_some(), self.delay)?;
-        let mut rare = self.rare;
+        rare::check(&self.options, self.delay)?;
+        let mut rare = self.options;
         if rare.key_while == Some("replace") && rare.longest_s.is_none() {
             rare.longest_s = self.delay.map(|delay| delay.as_secs_f64() * 10.0);
         }
+        let key = rare.unique_key.take();
         Ok(NewJob {
-            rare: (rare != RareOptions::default()).then(|| Box::new(rare)),
+            rare: (rare != JobOptions::new()).then(|| Box::new(rare)),
             id: self.id.unwrap_or_else(JobId::generate),
-            key: self.unique_key.map(|key| (self.queue.clone(), key)),
+            key: key.map(|key| (self.queue.clone(), key)),
             queue: self.queue,
             kind: self.kind,
             payload,
@@ -499,6 +509,8 @@ options! {
     priority(priority: i16);
     /// See [`JobRequest::not_after`].
     not_after(at: DateTime<Utc>);
+    /// See [`JobRequest::expires_in`].
+    expires_in(within: Duration);
     /// See [`JobRequest::tag`].
     tag(tag: impl Into<String>);
     /// See [`JobRequest::on_expiry`].
@@ -676,7 +688,7 @@ async fn traced<T>(
     if enqueued.is_err() {
         trace::not_sent(span);
     }
-    enqueued
+    enqueued.map_err(EnqueueError::said)
 }
 
 /// Admits all jobs, or none. Asks for queue after queue in the order of their names: otherwise two calls could each

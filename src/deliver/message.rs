@@ -5,11 +5,11 @@ use chrono::{DateTime, Utc};
 use crate::{
     job::{
         AHEAD_MAX, JobId, MAX_ATTEMPTS_DEFAULT, PRIORITY_MAX, TAGS_MAX, attempt::Category, check_key,
-        check_kind, check_lane, check_queue, check_tag, sizes::stored_bytes, unstorable,
+        check_kind, check_lane, check_queue, check_tag, options::JobOptions, sizes::stored_bytes, unstorable,
     },
     nats::{Delivery, JOB_ID, TicketBody},
     observe::trace,
-    store::{NewJob, PublishedBy, RareOptions},
+    store::{NewJob, PublishedBy},
 };
 
 /// A message, classified.
@@ -197,7 +197,7 @@ struct Headers {
     max_attempts: u32,
     run_at: Option<DateTime<Utc>>,
     trace_context: Option<String>,
-    rare: Option<Box<RareOptions>>,
+    rare: Option<Box<JobOptions>>,
 }
 
 impl Headers {
@@ -281,7 +281,7 @@ fn tags(sent: &impl RawMessage) -> Result<Vec<String>, String> {
 }
 
 /// Reads the headers that few submissions have.
-fn rare(sent: &impl RawMessage) -> Result<Option<Box<RareOptions>>, String> {
+fn rare(sent: &impl RawMessage) -> Result<Option<Box<JobOptions>>, String> {
     let lane = sent.header("Tenure-Lane");
     if let Some(Err(rule)) = lane.map(check_lane) {
         let bytes = lane.map_or(0, str::len);
@@ -307,16 +307,15 @@ fn rare(sent: &impl RawMessage) -> Result<Option<Box<RareOptions>>, String> {
     if let Some(Err(rule)) = replace.map(check_key) {
         return Err(format!("the header Tenure-Replace ({} bytes) {rule}", replace.map_or(0, str::len)));
     }
-    let rare = RareOptions {
+    let rare = JobOptions {
         lane: lane.map(str::to_owned),
         priority,
         not_after: time(sent, "Tenure-Not-After")?,
         expires_as,
         key_while: replace.map(|_| "replace"),
         lasting_key: replace.map(str::to_owned),
-        longest_s: None,
-        group_id: None,
         tags: tags(sent)?,
+        ..JobOptions::new()
     };
-    Ok((rare != RareOptions::default()).then(|| Box::new(rare)))
+    Ok((rare != JobOptions::new()).then(|| Box::new(rare)))
 }

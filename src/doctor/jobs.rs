@@ -843,6 +843,7 @@ mod tests {
             max_attempts: 5,
             missed: crate::schedules::MissedTicks::Once,
             overlap: crate::schedules::Overlap::Allow,
+            options: None,
             paused_at: paused_s.map(|ago| now - TimeDelta::seconds(ago)),
             next_at: now + TimeDelta::seconds(next_s),
             last_tick_at: None,

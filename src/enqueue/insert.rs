@@ -82,6 +82,12 @@ pub enum EnqueueError {
     /// The codec of the kind did not seal the payload. Nothing was enqueued.
     #[error("the payload cannot be sealed: {0}")]
     Codec(CodecError),
+    /// A job names no lane, and its queue [takes no such job](crate::lanes::Lanes::required). Nothing was enqueued.
+    #[error(
+        "{0}; name one with `lane`, or in the job's type with `Job::options`, or let the queue take such jobs with \
+         `tenure queues lanes`"
+    )]
+    LaneRequired(String),
     /// Another option is invalid.
     #[error("{what} is {value}, but must be {expected}")]
     Option {
@@ -98,6 +104,14 @@ pub enum EnqueueError {
     /// The key's holder cannot be seen from this transaction's snapshot. Roll back and try again.
     #[error("the unique key is held by a job that this transaction cannot see; roll back and try again")]
     KeyNotVisible,
+}
+
+impl EnqueueError {
+    /// The error as callers hear it.
+    pub(crate) fn said(self) -> Self {
+        let lacks_a_lane = if let Self::Store(error) = &self { error.lacks_a_lane() } else { None };
+        lacks_a_lane.map_or(self, Self::LaneRequired)
+    }
 }
 
 fn or_others(others: usize) -> String {

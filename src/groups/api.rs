@@ -217,7 +217,7 @@ async fn within<T>(
     tenure: &Tenure,
     statement: impl Future<Output = Result<T, EnqueueError>>,
 ) -> Result<T, EnqueueError> {
-    in_time(tenure, tenure.store().until(), statement).await
+    in_time(tenure, tenure.store().until(), statement).await.map_err(EnqueueError::said)
 }
 
 async fn enqueue_in(

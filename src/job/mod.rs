@@ -8,6 +8,7 @@ pub(crate) mod backoff;
 pub(crate) mod claim;
 pub mod duration;
 pub(crate) mod events;
+pub(crate) mod options;
 pub(crate) mod sizes;
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
@@ -77,6 +78,27 @@ pub trait Job: Serialize + DeserializeOwned + Send + 'static {
     const QUEUE: &'static str = "default";
     /// The most attempts, the first one included.
     const MAX_ATTEMPTS: u32 = MAX_ATTEMPTS_DEFAULT;
+
+    /// The options that each enqueue of this type has, from the job's fields: its lane, tags, priority, key, expiry.
+    /// What the call says comes after: its value is taken instead of this one, and its tags are added. None by default.
+    ///
+    /// ```
+    /// use tenure::{Job, options::JobOptions};
+    ///
+    /// #[derive(serde::Serialize, serde::Deserialize)]
+    /// struct Invoice { tenant: String, number: u64 }
+    ///
+    /// impl Job for Invoice {
+    ///     const KIND: &'static str = "invoice";
+    ///
+    ///     fn options(&self) -> JobOptions {
+    ///         JobOptions::new().lane(&self.tenant).unique_key(format!("{}/{}", self.tenant, self.number))
+    ///     }
+    /// }
+    /// ```
+    fn options(&self) -> options::JobOptions {
+        options::JobOptions::new()
+    }
 }
 
 /// An invalid name: it would be unsafe in a NATS subject.

@@ -55,6 +55,7 @@ pub struct Lanes {
     queue_burst: Option<u32>,
     turns: bool,
     ordered: bool,
+    required: bool,
 }
 
 impl Lanes {
@@ -110,6 +111,14 @@ impl Lanes {
         self
     }
 
+    /// Refuses each new job that names no lane, from whichever program: without this, such jobs share the lane of the
+    /// empty key. [`Job::options`](crate::Job::options) names the lane once for a type. A submission without a lane
+    /// becomes a dead letter, and a tick of a schedule without one waits until the schedule is changed.
+    pub fn required(mut self) -> Self {
+        self.required = true;
+        self
+    }
+
     fn checked(&self) -> Result<NewLanes, LanesError> {
         if let Some(running) = self.running.filter(|n| !(1..=RUNNING_MAX).contains(n)) {
             return wrong("running", running.to_string(), "1 to 10000; to start no jobs, pause the queue");
@@ -124,6 +133,7 @@ impl Lanes {
             queue_rate: bucket(["queue_rate", "queue_burst"], self.queue_rate, self.queue_burst)?,
             turns: self.turns,
             ordered: self.ordered,
+            required: self.required,
         })
     }
 }

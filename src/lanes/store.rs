@@ -47,6 +47,7 @@ pub(crate) struct NewLanes {
     pub(crate) queue_rate: Option<(f64, f64)>,
     pub(crate) turns: bool,
     pub(crate) ordered: bool,
+    pub(crate) required: bool,
 }
 
 /// A queue with lanes.
@@ -72,6 +73,8 @@ pub struct LanesRow {
     pub turns: bool,
     /// Whether the jobs of a lane run one after another, in order of enqueue.
     pub ordered: bool,
+    /// Whether a new job that names no lane is refused.
+    pub required: bool,
     /// When these settings were changed.
     pub changed_at: DateTime<Utc>,
     /// How many lanes have jobs, or settings of their own.
@@ -212,6 +215,7 @@ fn lanes_row(row: &PgRow) -> Result<LanesRow, sqlx::Error> {
         tokens: row.try_get("tokens")?,
         turns: row.try_get("turns")?,
         ordered: row.try_get("ordered")?,
+        required: row.try_get("required")?,
         changed_at: row.try_get("changed_at")?,
         lanes: count(row, "lanes")?,
         held: count(row, "held")?,
@@ -313,7 +317,7 @@ impl Store {
             .bind(rate)
             .bind(burst);
         let put = put.bind(queue_rate).bind(queue_burst).bind(lanes.turns).bind(lanes.ordered);
-        self.at_read_committed(put.bind(PATIENCE).bind(by.bound())).await
+        self.at_read_committed(put.bind(PATIENCE).bind(by.bound()).bind(lanes.required)).await
     }
 
     /// Takes hold of some jobs that stood in a queue before it had lanes. Returns how many.

@@ -226,7 +226,8 @@ impl Nats {
             Ok(()) => true,
             Err(error @ NatsError::Refused { .. }) => {
                 if let Some(left_out) = repeats::tell("ahead", &error) {
-                    tracing::error!(%error, left_out, "run `tenure migrate --queue NAME` as a user that may: {AHEAD}");
+                    let to_do = "run `tenure migrate --queue NAME` as a user that may";
+                    tracing::error!(%error, left_out, "{to_do}: {AHEAD}");
                 }
                 true
             }

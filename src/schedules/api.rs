@@ -17,7 +17,7 @@ use crate::{
         enqueue::{Enqueued, JobRequest},
     },
     enqueue::insert::EnqueueError,
-    job::{MissedTicks, NameError, Overlap},
+    job::{MissedTicks, NameError, Overlap, options::JobOptions},
     store::StoreError,
 };
 
@@ -80,6 +80,15 @@ impl Schedule {
     /// than that counts one job for several missed ticks, and jobs of [`Tenure::run_schedule`] do not count.
     pub fn overlap(mut self, policy: Overlap) -> Self {
         self.overlap = policy;
+        self
+    }
+
+    /// Gives the jobs the options of a stored schedule: a form does not show them.
+    #[doc(hidden)]
+    pub fn options_of(mut self, stored: &ScheduleRow) -> Self {
+        if let Some(options) = &stored.options {
+            self.job = self.job.with_options(JobOptions::of_schedule(options));
+        }
         self
     }
 
@@ -313,7 +322,8 @@ impl Tenure {
             let now = self.store().database_time().await?.format("%Y-%m-%dT%H:%M:%SZ").to_string();
             payload = with_field(&payload, &field, &now);
         }
-        let mut job = JobRequest::from_row(&schedule.queue, &schedule.kind, payload);
+        let options = schedule.options.as_ref().map(JobOptions::of_schedule).unwrap_or_default();
+        let mut job = JobRequest::from_row(&schedule.queue, &schedule.kind, payload).with_options(options);
         if let Some(key) = key {
             job = job.unique_key(key);
         }

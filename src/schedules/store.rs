@@ -96,6 +96,8 @@ pub struct ScheduleRow {
     pub max_attempts: u32,
     pub missed: MissedTicks,
     pub overlap: Overlap,
+    /// Of its jobs: `lane`, `priority`, `tags`, `expires_in_s`, `expires_as`. `None`: they have none.
+    pub options: Option<Value>,
     pub paused_at: Option<DateTime<Utc>>,
     pub next_at: DateTime<Utc>,
     pub last_tick_at: Option<DateTime<Utc>>,
@@ -194,7 +196,8 @@ impl Store {
             .bind(replaces == Replaces::Nothing)
             .bind(version)
             .bind(new.overlap.as_str())
-            .bind(by.bound());
+            .bind(by.bound())
+            .bind(new.job.rare.as_ref().and_then(|options| serde_json::to_string(options).ok()));
         let rows = self.rows(query).await?;
         let put = |row: &PgRow| {
             Ok(Put {
@@ -223,6 +226,7 @@ impl Store {
                 max_attempts: u32_of(row, "max_attempts")?,
                 missed: missed(row)?,
                 overlap: overlap(row)?,
+                options: row.try_get("options")?,
                 paused_at: row.try_get("paused_at")?,
                 next_at: row.try_get("next_at")?,
                 last_tick_at: row.try_get("last_tick_at")?,

@@ -19,7 +19,7 @@ use super::{
     call::{Line, Rows, Store, StoreError},
     rows::{
         AttemptEnd, CancelAnswer, ClaimRequest, Completion, EndedAttempt, Keeps, Keys, LockPolicy, NewJob,
-        ProgressWrite, PublishedBy, RareOptions, Refused, Shapes, ended, ord, ordinals, status,
+        ProgressWrite, PublishedBy, Refused, Shapes, ended, ord, ordinals, status,
     },
 };
 use crate::{
@@ -29,6 +29,7 @@ use crate::{
         actor::Actor,
         attempt::{AttemptOutcome, Category, RELEASES_MAX, Reason},
         claim::{Claim, ClaimKey, Missed},
+        options::JobOptions,
         storable,
     },
 };
@@ -70,7 +71,7 @@ macro_rules! enqueue_query {
 
 /// Returns the rarer options of each job as JSON; `None` if no job has any.
 fn options_of(jobs: &[NewJob]) -> Option<Vec<Option<String>>> {
-    let text = |rare: &RareOptions| serde_json::to_string(rare).ok();
+    let text = |rare: &JobOptions| serde_json::to_string(rare).ok();
     jobs.iter()
         .any(|job| job.rare.is_some())
         .then(|| jobs.iter().map(|job| job.rare.as_deref().and_then(text)).collect())

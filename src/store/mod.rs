@@ -58,7 +58,7 @@ pub use queues::QueueRow;
 pub(crate) use queues::{Change, QueueLimit};
 pub(crate) use retention::Purged;
 pub(crate) use rows::{
-    AttemptEnd, HostWorker, NewJob, PublishedBy, RareOptions, Refused, Registration, Suspect, Suspects, Turns,
+    AttemptEnd, HostWorker, NewJob, PublishedBy, Refused, Registration, Suspect, Suspects, Turns,
 };
 pub use rows::{
     CancelAnswer, ClaimRequest, Completion, DueJob, EndedAttempt, ExecutionRow, JobRow, Keeps, LockPolicy,

@@ -17,6 +17,7 @@ use crate::job::{
     JobId, Status,
     attempt::{AttemptOutcome, Category, Reason, Route},
     claim::{ClaimKey, FencingToken},
+    options::JobOptions,
     storable,
 };
 
@@ -51,35 +52,7 @@ pub(crate) struct NewJob {
     pub(crate) message: Option<(u64, DateTime<Utc>)>,
     pub(crate) published_by: PublishedBy,
     /// `None`: none of them.
-    pub(crate) rare: Option<Box<RareOptions>>,
-}
-
-/// The options that few jobs have, as enqueue.sql reads them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub(crate) struct RareOptions {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) lane: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) priority: Option<i16>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) not_after: Option<DateTime<Utc>>,
-    /// `cancelled`; `None`: a dead letter.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) expires_as: Option<&'static str>,
-    /// `queued`, `live` or `replace`: see `tenure.take_key`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) key_while: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) lasting_key: Option<String>,
-    /// The longest wait of a job whose time is moved on, in seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) longest_s: Option<f64>,
-    /// Without duplicates.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) tags: Vec<String>,
-    /// The group whose jobs wait for it, or for which it waits.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) group_id: Option<Uuid>,
+    pub(crate) rare: Option<Box<JobOptions>>,
 }
 
 impl NewJob {

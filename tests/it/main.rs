@@ -63,6 +63,7 @@ mod limits;
 mod migrations;
 mod log;
 mod logs;
+mod options;
 mod outage;
 mod plans;
 mod producers;

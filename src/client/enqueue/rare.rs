@@ -6,12 +6,11 @@ use chrono::Utc;
 
 use crate::{
     enqueue::insert::EnqueueError,
-    job::{AHEAD_MAX, PRIORITY_MAX, TAGS_MAX, check_key, check_lane, check_tag},
-    store::RareOptions,
+    job::{AHEAD_MAX, PRIORITY_MAX, TAGS_MAX, check_key, check_lane, check_tag, options::JobOptions},
 };
 
 /// Checks the options that few jobs have.
-pub(super) fn check(rare: &RareOptions, has_key: bool, delay: Option<Duration>) -> Result<(), EnqueueError> {
+pub(super) fn check(rare: &JobOptions, delay: Option<Duration>) -> Result<(), EnqueueError> {
     let wrong = |what, value: String, expected| Err(EnqueueError::Option { what, value, expected });
     let shown = |key: &str| format!("{:?} ({} bytes)", key.chars().take(80).collect::<String>(), key.len());
     if let Some(lane) = &rare.lane
@@ -27,19 +26,26 @@ pub(super) fn check(rare: &RareOptions, has_key: bool, delay: Option<Duration>) 
     if let Some(at) = rare.not_after.filter(|at| *at > Utc::now() + AHEAD_MAX) {
         return wrong("not_after", at.to_rfc3339(), "at most ten years ahead");
     }
+    if let Some(within) = rare.expires_in_s {
+        if Duration::try_from_secs_f64(within).is_ok_and(|within| within > AHEAD_MAX) {
+            return wrong("expires_in", format!("{within} s"), "at most ten years");
+        }
+        if rare.not_after.is_some() {
+            return wrong("expires_in", format!("{within} s"), "left out beside not_after, or this one");
+        }
+    }
     rare.tags.iter().try_for_each(|tag| check_tag(tag))?;
     if rare.tags.len() > TAGS_MAX {
         return wrong("the number of tags", rare.tags.len().to_string(), "at most 16");
     }
-    if let Some(key) = &rare.lasting_key {
-        if check_key(key).is_err() {
-            let expected = "1 to 512 bytes without control characters; escape or hash it";
-            return wrong("unique_key", shown(key), expected);
-        }
-        if has_key {
-            let expected = "the job's only key; leave out unique_key, or this one";
-            return wrong("the key of replace or unique_while", shown(key), expected);
-        }
+    let keys = [&rare.unique_key, &rare.lasting_key];
+    if let Some(key) = keys.into_iter().flatten().find(|key| check_key(key).is_err()) {
+        let expected = "1 to 512 bytes without control characters; escape or hash it";
+        return wrong("unique_key", shown(key), expected);
+    }
+    if let [Some(_), Some(key)] = keys {
+        let expected = "the job's only key; leave out unique_key, or this one";
+        return wrong("the key of replace or unique_while", shown(key), expected);
     }
     if let Some(longest) = rare.longest_s {
         let is_fit = Duration::try_from_secs_f64(longest)

@@ -14,14 +14,25 @@ WITH moved AS (
            last_job_id = coalesce(($4::uuid[])[cardinality($4::uuid[])], last_job_id)
      WHERE name = $1 AND next_at = $2 AND paused_at IS NULL AND coalesce($3 > least($2, statement_timestamp()), true)
        AND (SELECT set_config('lock_timeout', '250ms', true)) IS NOT NULL
-    RETURNING queue, kind, payload, tick_field, max_attempts
+    RETURNING queue, kind, payload, tick_field, max_attempts, options,
+              statement_timestamp() + (options ->> 'expires_in_s')::float8 * interval '1 second' AS expires_at
+), tagged AS (
+    INSERT INTO tenure.job_tags (job_id, tag)
+    SELECT u.id, t.tag
+      FROM moved m, unnest($4::uuid[]) AS u(id), jsonb_array_elements_text(m.options -> 'tags') AS t(tag)
+), expiring AS (
+    INSERT INTO tenure.job_expiries (at, job_id)
+    SELECT greatest(m.expires_at, clock_timestamp()), u.id
+      FROM moved m, unnest($4::uuid[]) AS u(id) WHERE m.expires_at IS NOT NULL
 ), created AS (
-    INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at)
+    INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, publish_at, lane, priority, not_after,
+                             expires_as)
     SELECT u.id, m.queue, m.kind,
            CASE WHEN m.tick_field IS NULL THEN m.payload
                 ELSE m.payload || jsonb_build_object(m.tick_field,
                      to_char(u.tick AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
-           END, m.max_attempts, statement_timestamp(), statement_timestamp()
+           END, m.max_attempts, statement_timestamp(), statement_timestamp(), m.options ->> 'lane',
+           (m.options ->> 'priority')::smallint, m.expires_at, m.options ->> 'expires_as'
       FROM moved m, unnest($4::uuid[], $5::timestamptz[]) AS u(id, tick)
 )
 SELECT queue FROM moved

@@ -36,6 +36,9 @@ pub enum StoreError {
     Refused(#[source] Arc<sqlx::Error>),
 }
 
+/// What `tenure.hold_in_lane` raises.
+const LANE_REQUIRED: &str = "TN009";
+
 impl StoreError {
     /// Whether the same call may succeed later.
     #[must_use]
@@ -89,7 +92,15 @@ impl StoreError {
     pub(crate) fn is_the_datas_fault(&self) -> bool {
         let Self::Refused(error) = self else { return false };
         let code = error.as_database_error().and_then(DatabaseError::code).unwrap_or_default();
-        code.starts_with("22") || code.starts_with("54")
+        code.starts_with("22") || code.starts_with("54") || code == LANE_REQUIRED
+    }
+
+    /// What Postgres says if a new job names no lane, and its queue takes no such job.
+    pub(crate) fn lacks_a_lane(&self) -> Option<String> {
+        let Self::Refused(error) = self else { return None };
+        let said =
+            error.as_database_error().filter(|said| said.code().is_some_and(|code| code == LANE_REQUIRED));
+        Some(said?.message().to_owned())
     }
 
     fn has_code(&self, wanted: impl Fn(&str) -> bool) -> bool {

@@ -7,8 +7,9 @@
 --       committed), 'message' (the message exists already: a submission)
 --   $14 how long to wait for another transaction that is about to insert one of the keys, for example
 --       '100ms'; NULL: the session's limit, as in a user's transaction
---   $15 rarer options (a JSON object, as text) or NULL: lane, priority, not_after, expires_as, group_id, tags (an array
---       without duplicates), lasting_key with key_while ('queued', 'live' or 'replace': see tenure.take_key) and longest_s
+--   $15 rarer options (a JSON object, as text) or NULL: lane, priority, not_after or expires_in_s, expires_as, group_id,
+--       tags (an array without duplicates), lasting_key with key_while ('queued', 'live' or 'replace': see tenure.take_key)
+--       and longest_s
 --
 -- A job that waits for others is due at a time that never comes: see tenure.release_followers.
 -- One row a created job. has_message is false for a job that is held in its lane, too. The key of an id without a row is
@@ -23,6 +24,6 @@ INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, t
 SELECT id, queue, kind, payload::jsonb, max_attempts, due_at, trace_context,
        CASE WHEN has_message AND told = 'ticket' THEN 1 ELSE 0 END,
        CASE WHEN NOT has_message THEN due_at END,
-       CASE WHEN has_message THEN clock_timestamp() END, lane, priority, not_after, expires_as, group_id
+       CASE WHEN has_message THEN clock_timestamp() END, lane, priority, expires_at, expires_as, group_id
   FROM fresh
 RETURNING id, published_at IS NOT NULL AS has_message

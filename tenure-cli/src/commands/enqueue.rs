@@ -21,9 +21,9 @@ enum Expires {
     Cancel,
 }
 
-/// The options about the lane of a job, its time and its place.
+/// Where a job stands in its queue, and how it is found.
 #[derive(Debug, Args)]
-pub(super) struct LaneArgs {
+pub(super) struct PlaceArgs {
     /// The lane of the queue, such as a customer or a document: 1 to 256 bytes. See `tenure queues lanes`.
     #[arg(long, value_name = "KEY")]
     lane: Option<String>,
@@ -33,6 +33,25 @@ pub(super) struct LaneArgs {
     /// A tag to find the job by: a word, or key=value, such as customer=7. Repeat it for several.
     #[arg(long, value_name = "TAG", value_parser = tag)]
     tag: Vec<String>,
+}
+
+impl PlaceArgs {
+    pub(super) fn of(&self, mut request: JobRequest) -> JobRequest {
+        if let Some(lane) = &self.lane {
+            request = request.lane(lane);
+        }
+        if let Some(priority) = self.priority {
+            request = request.priority(priority);
+        }
+        self.tag.iter().fold(request, JobRequest::tag)
+    }
+}
+
+/// The options about the lane of a job, its time and its place.
+#[derive(Debug, Args)]
+pub(super) struct LaneArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
     /// Start no attempt after this time, for example 2030-01-31T12:00:00Z.
     #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
     not_after: Option<DateTime<Utc>>,
@@ -57,12 +76,7 @@ pub(super) struct LaneArgs {
 
 impl LaneArgs {
     fn of(&self, mut request: JobRequest) -> JobRequest {
-        if let Some(lane) = &self.lane {
-            request = request.lane(lane);
-        }
-        if let Some(priority) = self.priority {
-            request = request.priority(priority);
-        }
+        request = self.place.of(request);
         if let Some(at) = self.not_after {
             request = request.not_after(at);
         }
@@ -81,7 +95,7 @@ impl LaneArgs {
         if let Some(key) = &self.unique_while_live {
             request = request.unique_while_live(key);
         }
-        self.tag.iter().fold(request, JobRequest::tag)
+        request
     }
 }
 

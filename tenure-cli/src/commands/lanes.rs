@@ -50,16 +50,21 @@ pub(super) struct LanesArgs {
     /// The jobs of a lane run strictly one after another, in order of enqueue, retries included.
     #[arg(long, requires = "queue")]
     ordered: bool,
+    /// Refuse each new job that names no lane.
+    #[arg(long, requires = "queue")]
+    required: bool,
     /// Take the queue's lanes away: nothing limits its jobs any more, and those that are held are released.
     #[arg(
         long, requires = "queue",
-        conflicts_with_all = ["running", "rate", "burst", "queue_rate", "queue_burst", "turns", "ordered", "lane"]
+        conflicts_with_all = [
+            "running", "rate", "burst", "queue_rate", "queue_burst", "turns", "ordered", "required", "lane"
+        ]
     )]
     none: bool,
     /// Set or show this lane alone; '' is the lane of the jobs that name none.
     #[arg(
         long, value_name = "KEY", requires = "queue",
-        conflicts_with_all = ["rate", "burst", "queue_rate", "queue_burst", "turns", "ordered"]
+        conflicts_with_all = ["rate", "burst", "queue_rate", "queue_burst", "turns", "ordered", "required"]
     )]
     lane: Option<String>,
     /// The share of the turns of this lane: 0.01 to 100, or none for 1.
@@ -89,12 +94,13 @@ impl LanesArgs {
 
     /// The settings of the queue's lanes; `None`: there is nothing to set.
     fn lanes(&self) -> Result<Option<Lanes>, Usage> {
-        let Self { running, rate, burst, queue_rate, queue_burst, turns, ordered, .. } = self;
+        let Self { running, rate, burst, queue_rate, queue_burst, turns, ordered, required, .. } = self;
         let is_set = running.is_some()
             || rate.or(*queue_rate).is_some()
             || burst.or(*queue_burst).is_some()
             || *turns
-            || *ordered;
+            || *ordered
+            || *required;
         if !is_set {
             return Ok(None);
         }
@@ -116,6 +122,9 @@ impl LanesArgs {
         }
         if *turns {
             lanes = lanes.turns();
+        }
+        if *required {
+            lanes = lanes.required();
         }
         Ok(Some(if *ordered { lanes.ordered() } else { lanes }))
     }
@@ -266,6 +275,7 @@ fn about(of: &LanesRow) -> String {
         ("tokens, the queue", tokens(of.tokens)),
         ("turns", yes(of.turns)),
         ("ordered", yes(of.ordered)),
+        ("names required", yes(of.required)),
         ("lanes", of.lanes.to_string()),
         ("held", of.held.to_string()),
         ("released", of.released.to_string()),

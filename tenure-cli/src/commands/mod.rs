@@ -478,7 +478,7 @@ enum SchedulesCommand {
     /// List schedules and their next ticks.
     List,
     /// Enqueue a job at each tick of a cron expression, from now on.
-    Add(ScheduleArgs),
+    Add(Box<ScheduleArgs>),
     /// Pause schedules: they do not tick until they are resumed. Exit 1 if one is unknown; the others are paused.
     Pause {
         /// The schedules' names.
@@ -535,6 +535,8 @@ struct ScheduleArgs {
         value_parser = number::<1, ATTEMPTS_MAX>, allow_negative_numbers = true
     )]
     max_attempts: u32,
+    #[command(flatten)]
+    place: enqueue::PlaceArgs,
     /// Change an existing schedule of this name.
     #[arg(long)]
     replace: bool,
@@ -613,6 +615,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
                 Some(
                     EnqueueError::Name(_)
                         | EnqueueError::Option { .. }
+                        | EnqueueError::LaneRequired(_)
                         | EnqueueError::Payload(_)
                         | EnqueueError::TooLarge { .. }
                 )

@@ -112,6 +112,7 @@ fn print_pause(cli: &Cli, name: &str, PauseOutcome { was_paused, next_at, .. }: 
 async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<()> {
     let payload = enqueue::payload(&args.json)?;
     let job = JobRequest::from_json(&args.queue, &args.kind, payload).max_attempts(args.max_attempts);
+    let job = args.place.of(job);
     let mut schedule = Schedule::new(&args.name, &args.cron, job)
         .time_zone(&args.time_zone)
         .missed(args.missed.into())

@@ -143,6 +143,7 @@ fn facts(view: &View, of: &ScheduleRow) -> Markup {
                     @if let Some(field) = &of.tick_field { dt { "Field with the tick" } dd { code { (field) } } }
                     dt { "Missed ticks" } dd { (of.missed) }
                     dt { "Overlap" } dd { (of.overlap) }
+                    @if let Some(options) = &of.options { dt { "Options of its jobs" } dd { code { (options) } } }
                     dt { "Next ticks" }
                     dd {
                         @if of.paused_at.is_some() { "none while it is paused" }
@@ -479,7 +480,8 @@ pub(super) async fn put(view: &View, ask: &Ask) -> Result<(String, String), Fail
                 Replaces::Version(stored.changed_at)
             }
         };
-        let put = view.tenure.put_schedule_over(schedule(&fields)?, replaces).await;
+        let schedule = stored.iter().fold(schedule(&fields)?, |schedule, stored| schedule.options_of(stored));
+        let put = view.tenure.put_schedule_over(schedule, replaces).await;
         let put = put.map_err(|error| match error {
             ScheduleError::Store(error) => unanswered(error, "The schedule may be saved or not"),
             error => error.into(),

@@ -9,6 +9,6 @@ INSERT INTO tenure.jobs (id, queue, kind, payload, max_attempts, scheduled_at, t
 SELECT id, queue, kind, payload::jsonb, max_attempts, due_at, trace_context, 0,
        CASE WHEN NOT has_message THEN due_at END,
        CASE WHEN has_message THEN clock_timestamp() END,
-       least(stream_published_at, clock_timestamp()), lane, priority, not_after, expires_as
+       least(stream_published_at, clock_timestamp()), lane, priority, expires_at, expires_as
   FROM fresh
 RETURNING id, published_at IS NOT NULL AS has_message

@@ -9,8 +9,8 @@ WITH input AS MATERIALIZED (
            WITH ORDINALITY AS u(id, queue, kind, payload, max_attempts, run_at, delay_s, trace_context, key_scope, key,
                 stream_seq, stream_published_at, told, options, n)
      CROSS JOIN LATERAL jsonb_to_record(coalesce(u.options::jsonb, '{}'))
-           AS o(lane text, priority smallint, not_after timestamptz, expires_as text, key_while text, lasting_key text,
-                longest_s float8, tags jsonb, group_id uuid)
+           AS o(lane text, priority smallint, not_after timestamptz, expires_in_s float8, expires_as text,
+                key_while text, lasting_key text, longest_s float8, tags jsonb, group_id uuid)
      WHERE (SELECT set_config('lock_timeout', coalesce($14, current_setting('lock_timeout')), true)) IS NOT NULL
 ), keyed AS (
     INSERT INTO tenure.job_keys (scope, key, job_id, stream_seq, stream_published_at)
@@ -31,11 +31,12 @@ WITH input AS MATERIALIZED (
                       FROM unheld WHERE lasting_key IS NOT NULL) named
              ORDER BY scope, lasting_key, CASE WHEN key_while = 'replace' THEN -n ELSE n END) k
 ), fresh AS (
-    SELECT unheld.*, told <> 'relay' AND due_at <= statement_timestamp() AS has_message
+    SELECT unheld.*, told <> 'relay' AND due_at <= statement_timestamp() AS has_message,
+           coalesce(not_after, due_at + expires_in_s * interval '1 second') AS expires_at
       FROM unheld
      WHERE lasting_key IS NULL OR EXISTS (SELECT FROM lasting WHERE lasting.id = unheld.id AND lasting.holder = unheld.id)
 ), expiring AS (
-    INSERT INTO tenure.job_expiries (at, job_id) SELECT greatest(not_after, clock_timestamp()), id FROM fresh WHERE not_after IS NOT NULL
+    INSERT INTO tenure.job_expiries (at, job_id) SELECT greatest(expires_at, clock_timestamp()), id FROM fresh WHERE expires_at IS NOT NULL
 ), tagged AS (
     INSERT INTO tenure.job_tags (job_id, tag)
     SELECT fresh.id, t.tag FROM fresh CROSS JOIN LATERAL jsonb_array_elements_text(fresh.tags) AS t(tag)
