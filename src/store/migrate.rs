@@ -33,7 +33,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, Row, SqlSafeStr, query, raw_
 use tokio::time::{sleep, timeout};
 
 use super::{
-    APPLIED_FUNCTIONS, BLOCKERS, GRANTABLE, NOTE_FUNCTION, UNBUILT_INDEXES, UNINDEXED_PARTITIONS,
+    APPLIED_FUNCTIONS, BLOCKERS, GRANTABLE, NOTE_FUNCTION, SERVER_ENCODING, UNBUILT_INDEXES,
+    UNINDEXED_PARTITIONS,
     call::{Store, StoreError},
     schema::{BASELINE, BASELINE_VERSION, FUNCTIONS, MIGRATIONS, Migration, NEEDS, ROLES, TAKEN_OVER},
 };
@@ -119,6 +120,19 @@ pub enum MigrateError {
         /// Its version.
         version: i64,
     },
+    /// The database cannot hold every character.
+    #[error(
+        "this database has the encoding {encoding}, and tenure needs UTF8: nothing was changed. Create another one, as \
+         by: createdb --encoding UTF8 --template template0 NAME"
+    )]
+    Encoding {
+        /// Its encoding.
+        encoding: String,
+    },
+    /// The schema is up to date, but an index could not be built. Without it everything works, and some statements take
+    /// longer.
+    #[error("an index could not be built; mend what the error says, and run `tenure migrate` again")]
+    Index(#[source] StoreError),
     /// An applied migration differs from the one in this program.
     #[error(
         "migration {version} was applied to this database with other contents; \
@@ -149,10 +163,21 @@ fn is_of_a_lock(error: &StoreError) -> bool {
 impl Store {
     /// Applies what is missing, and returns the versions of the migrations among it.
     pub(crate) async fn migrate(&self) -> Result<Vec<i64>, MigrateError> {
+        let rows = self.rows(query(SERVER_ENCODING)).await?;
+        let encoding: String = match rows.first() {
+            Some(row) => row.try_get("encoding").map_err(StoreError::from)?,
+            None => String::new(),
+        };
+        if encoding != "UTF8" {
+            return Err(MigrateError::Encoding { encoding });
+        }
         let applied = self.apply(&[], PATIENCE).await?;
         // Without the indexes everything works, and some statements take longer.
         match timeout(BUILT_WITHIN, self.build_indexes()).await {
             Ok(Ok(())) => {}
+            Ok(Err(error)) if !error.may_pass() || matches!(error, StoreError::Pooler(_)) => {
+                return Err(MigrateError::Index(error));
+            }
             Ok(Err(error)) => {
                 let error = crate::job::JobError::from(error).text();
                 tracing::warn!(error, "building an index failed; run `tenure migrate` again");

@@ -278,6 +278,7 @@ statement_list! {
     GRANTABLE = "session" "grantable";
     BLOCKERS = "session" "blockers";
     UNINDEXED_PARTITIONS = "session" "unindexed_partitions";
+    SERVER_ENCODING = "session" "server_encoding";
     UNBUILT_INDEXES = "session" "unbuilt_indexes";
     LIST_JOBS = "read" "list_jobs";
     LIST_TAGGED = "read/forms" "list_tagged";

@@ -505,3 +505,31 @@ async fn as_the_first_process_of_a_container_the_worker_reaps_every_child() {
     assert_eq!(worker.wait().await, Some(0), "{}", worker.log());
     assert!(worker.log().contains("worker stopped"), "{}", worker.log());
 }
+
+/// A worker whose machine has no place for a file, or for a process, says so and is not ready until it can work again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_can_start_no_command_is_not_ready() {
+    for stay in [&[][..], &["--stay"]] {
+        let bench = bench_with(|config| config.timing.renew_every = Duration::from_millis(300)).await;
+        let folder = bench.config.runtime_dir.join("missing");
+        let mut arguments = vec!["work", "q", "--exec", "true"];
+        arguments.extend(stay);
+        let mut program = bench.program(&arguments);
+        program.env("TMPDIR", &folder);
+        let mut worker = Child::spawn(program, "work");
+        enqueue(&bench, "k", json!(1)).await;
+        bench
+            .until(
+                "EXISTS (SELECT FROM tenure.workers WHERE not_ready LIKE '%command could not be started%')",
+            )
+            .await;
+        std::fs::create_dir_all(&folder).unwrap();
+        bench
+            .execute(
+                "UPDATE tenure.jobs SET scheduled_at = now(), publish_at = now() WHERE status = 'queued'",
+            )
+            .await;
+        bench.until("EXISTS (SELECT FROM tenure.workers WHERE not_ready IS NULL)").await;
+        worker.kill().await;
+    }
+}

@@ -31,6 +31,13 @@ pub enum StoreError {
     /// The schema is missing or too old.
     #[error("tenure's schema is missing or too old in this database; run `tenure migrate`")]
     NotMigrated(#[source] Arc<sqlx::Error>),
+    /// A pooler in between does not keep the prepared statements of its clients apart.
+    #[error(
+        "a pooler between this program and Postgres mixes up prepared statements: PgBouncer in transaction mode has to \
+         be 1.21 or later, with max_prepared_statements above 0; with an older one, use its session mode, or connect \
+         to Postgres itself ({0})"
+    )]
+    Pooler(#[source] Arc<sqlx::Error>),
     /// Postgres refused the statement, and would refuse it again.
     #[error("the database refused the statement: {0}")]
     Refused(#[source] Arc<sqlx::Error>),
@@ -43,7 +50,7 @@ impl StoreError {
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::NoneFree { .. })
+        matches!(self, Self::Unavailable(_) | Self::NoneFree { .. } | Self::Pooler(_))
     }
 
     /// Whether the server said "not now", or nothing at all.
@@ -104,7 +111,11 @@ impl StoreError {
     }
 
     fn has_code(&self, wanted: impl Fn(&str) -> bool) -> bool {
-        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self else {
+        let (Self::Unavailable(error)
+        | Self::NotMigrated(error)
+        | Self::Pooler(error)
+        | Self::Refused(error)) = self
+        else {
             return false;
         };
         error.as_database_error().and_then(DatabaseError::code).is_some_and(|code| wanted(&code))
@@ -154,7 +165,11 @@ impl StoreError {
     /// Whether Postgres answered with an error, and has changed nothing. Otherwise the statement may have taken effect.
     #[must_use]
     pub fn is_answered(&self) -> bool {
-        let (Self::Unavailable(error) | Self::NotMigrated(error) | Self::Refused(error)) = self else {
+        let (Self::Unavailable(error)
+        | Self::NotMigrated(error)
+        | Self::Pooler(error)
+        | Self::Refused(error)) = self
+        else {
             return false;
         };
         error.as_database_error().is_some() && !Self::says_gone(error)
@@ -180,6 +195,9 @@ impl StoreError {
 
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
+        if mixes_up_statements(&error) {
+            return Self::Pooler(Arc::new(error));
+        }
         if Self::says_unavailable(&error) {
             return Self::Unavailable(Arc::new(error));
         }
@@ -190,6 +208,17 @@ impl From<sqlx::Error> for StoreError {
         }
         Self::Refused(Arc::new(error))
     }
+}
+
+/// Whether a prepared statement of that name exists already, does not exist, or is another one. A pooler gives its own
+/// errors the code of the last kind, and says where they come from in none.
+fn mixes_up_statements(error: &sqlx::Error) -> bool {
+    let Some(said) = error.as_database_error().and_then(|said| said.try_downcast_ref::<PgDatabaseError>())
+    else {
+        return false;
+    };
+    matches!(said.code(), "42P05" | "26000")
+        || said.code() == "08P01" && said.routine() == Some("exec_bind_message")
 }
 
 /// Whether other callers held all connections.

@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use super::{Cli, CrashPolicy, Usage, WorkArgs};
 use crate::exec::{self, guard};
-use tenure::{JobContext, KindOptions, Tenure, Worker, handlers::OnCrash, shutdown_signal};
+use tenure::{Health, JobContext, KindOptions, Tenure, Worker, handlers::OnCrash, shutdown_signal};
 
 pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> {
     // The grace covers all the time that a command may take to end; otherwise its job could run elsewhere before.
@@ -30,14 +30,14 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
     }
     let processes =
         args.stay.then(|| Arc::new(exec::stay::Processes::new(args.exec.clone(), args.restart_after)));
-    let handler = || {
+    let handler = |health: Health| {
         let (command, processes) = (args.exec.clone(), processes.clone());
         move |_payload: serde_json::Value, ctx: JobContext| {
-            let (command, processes) = (command.clone(), processes.clone());
+            let (command, processes, health) = (command.clone(), processes.clone(), health.clone());
             async move {
                 match processes {
-                    Some(processes) => processes.run(ctx).await,
-                    None => exec::run(&command, ctx).await,
+                    Some(processes) => processes.run(ctx, &health).await,
+                    None => exec::run(&command, ctx, &health).await,
                 }
             }
         }
@@ -57,11 +57,12 @@ pub(super) async fn run(cli: &Cli, args: &WorkArgs) -> anyhow::Result<ExitCode> 
                 worker = worker.concurrency(queue, slots);
             }
         }
+        let health = worker.health();
         if args.kinds.is_empty() {
-            return worker.handle_any(options.clone(), handler());
+            return worker.handle_any(options.clone(), handler(health));
         }
         for kind in &args.kinds {
-            worker = worker.handle_kind(kind, options.clone(), handler());
+            worker = worker.handle_kind(kind, options.clone(), handler(health.clone()));
         }
         worker
     };

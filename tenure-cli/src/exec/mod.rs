@@ -10,7 +10,10 @@ use std::{
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -24,7 +27,7 @@ use tracing::Instrument;
 
 use output::{Line, Unread, lines, text};
 use tenure::{
-    JobContext, JobError, Outcome,
+    Health, JobContext, JobError, Outcome,
     internals::{EndedInTheMiddle, trace},
 };
 
@@ -32,6 +35,10 @@ use tenure::{
 const STDERR_LINES_KEPT: usize = 20;
 /// `EX_DATAERR` of sysexits.h: the input is wrong, so a retry cannot help.
 const EXIT_PERMANENT: i32 = 65;
+/// What a worker lacks that cannot start its command.
+const COMMANDS: &str = "commands";
+/// How long a worker counts as one that cannot start its command after the last time that it could not.
+const TRUSTED_AFTER: Duration = Duration::from_secs(60);
 /// How long to snooze a job when the worker could not start its command.
 const NOT_STARTED: Duration = Duration::from_secs(10);
 /// How long to read the pipes of a command that has ended.
@@ -128,14 +135,30 @@ async fn write_frame(guard: &mut ChildStdin, bytes: &[u8]) -> std::io::Result<()
     guard.write_all(bytes).await
 }
 
-/// Runs one job by a command.
-pub(crate) async fn run(command: &str, ctx: JobContext) -> Result<Outcome, JobError> {
-    let Started { mut guard, mut stdin, checkpoint, group } = match start(command, &ctx) {
-        Ok(started) => started,
-        Err(error) => {
-            tracing::error!(%error, "could not start the command; the worker snoozed the job");
-            return Ok(Outcome::Snooze(NOT_STARTED));
+/// Puts a job off whose command could not be started: no process, no file, no memory. The worker is not ready until a
+/// command starts, or none has failed to for a while: the job may go elsewhere, and none come after it.
+fn not_started(error: &std::io::Error, health: &Health) -> Outcome {
+    static FAILURES: AtomicU64 = AtomicU64::new(0);
+    tracing::error!(%error, "could not start the command; the worker snoozed the job");
+    health.lacks(COMMANDS, format!("the command could not be started: {error}"));
+    let (this, health) = (FAILURES.fetch_add(1, Ordering::Relaxed) + 1, health.clone());
+    tokio::spawn(async move {
+        tokio::time::sleep(TRUSTED_AFTER).await;
+        if FAILURES.load(Ordering::Relaxed) == this {
+            health.has(COMMANDS);
         }
+    });
+    Outcome::Snooze(NOT_STARTED)
+}
+
+/// Runs one job by a command.
+pub(crate) async fn run(command: &str, ctx: JobContext, health: &Health) -> Result<Outcome, JobError> {
+    let Started { mut guard, mut stdin, checkpoint, group } = match start(command, &ctx) {
+        Ok(started) => {
+            health.has(COMMANDS);
+            started
+        }
+        Err(error) => return Ok(not_started(&error, health)),
     };
     let (Some(stdout), Some(stderr)) = (guard.stdout.take(), guard.stderr.take()) else {
         return Err(JobError::msg("the command's pipes are missing"));

@@ -23,11 +23,11 @@ use tokio::{
 use tokio_util::bytes::Bytes;
 
 use super::{
-    EXIT_PERMANENT, LAST_WORDS, NOT_STARTED, end_group, guard, keep,
+    COMMANDS, EXIT_PERMANENT, LAST_WORDS, end_group, guard, keep, not_started,
     output::{Line, Settlement, Unread, Verdict, lines, text},
     said, spawn, traceparent, write_frame,
 };
-use tenure::{JobContext, JobError, Outcome, internals::EndedInTheMiddle};
+use tenure::{Health, JobContext, JobError, Outcome, internals::EndedInTheMiddle};
 
 /// How long an idle process gets to go on with the next job, before another one does.
 const WAKES: Duration = Duration::from_secs(1);
@@ -81,17 +81,17 @@ impl Processes {
     }
 
     /// Runs one job.
-    pub(crate) async fn run(&self, ctx: JobContext) -> Result<Outcome, JobError> {
+    pub(crate) async fn run(&self, ctx: JobContext, health: &Health) -> Result<Outcome, JobError> {
         let claim_id = ctx.claim_id().to_string();
         let job = line(&ctx, &claim_id)?;
         let (process, ended) = loop {
             let mut process = match self.hand_over(&job, &ctx).await {
-                Ok(Some(process)) => process,
-                Ok(None) => return Err(JobError::msg("the job was stopped before a process had it")),
-                Err(error) => {
-                    tracing::error!(%error, "could not start the command; the worker snoozed the job");
-                    return Ok(Outcome::Snooze(NOT_STARTED));
+                Ok(Some(process)) => {
+                    health.has(COMMANDS);
+                    process
                 }
+                Ok(None) => return Err(JobError::msg("the job was stopped before a process had it")),
+                Err(error) => return Ok(not_started(&error, health)),
             };
             match process.work(&ctx, &claim_id).await {
                 Ended::Exited(_) if process.jobs > 1 && process.is_unread() => {

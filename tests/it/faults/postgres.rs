@@ -8,7 +8,9 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, postgres::PgConnectOptions};
 use tenure::{
     EnqueueError, JobContext, JobError, JobRequest, KindOptions, Tenure, Worker,
     dev::{Postgres, free_port},
+    doctor::DoctorOptions,
     groups::Signalled,
+    internals::chained,
 };
 
 use super::{all_done_once, enqueue, none_was_charged, worker};
@@ -365,11 +367,8 @@ async fn a_worker_that_is_too_old_for_the_schema_ends_and_says_so() {
     assert!(schema.found.contains("98"), "{schema:?}");
 }
 
-/// The pooler's transaction mode, with default settings: each transaction may get a different session.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs PgBouncer"]
-async fn everything_works_behind_pgbouncer_in_transaction_mode() {
-    let bench = bench_with_servers(steady).await;
+/// A PgBouncer before this bench's own Postgres, and the address of the database behind it.
+async fn pooled(bench: &Bench, settings: &str) -> (tokio::process::Child, String) {
     let postgres: &Postgres = &bench.own.as_ref().unwrap().postgres;
     let folder = run_folder().join(format!("pgbouncer-{}", postgres.port()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -381,10 +380,9 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
     std::fs::write(
         &ini,
         format!(
-            "[databases]\npostgres = host=127.0.0.1 port={} dbname=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+            "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
              listen_port = {port}\nauth_type = scram-sha-256\nauth_file = {}\npool_mode = transaction\n\
-             max_prepared_statements = 200\nmax_client_conn = 500\ndefault_pool_size = 20\nunix_socket_dir =\n\
-             logfile = {}\n",
+             {settings}\nmax_client_conn = 500\ndefault_pool_size = 20\nunix_socket_dir =\nlogfile = {}\n",
             postgres.port(),
             users.display(),
             folder.join("log").display(),
@@ -397,10 +395,48 @@ async fn everything_works_behind_pgbouncer_in_transaction_mode() {
     if rustix::process::geteuid().is_root() {
         command.args(["-u", "postgres"]);
     }
-    let _pooler = command.arg(&ini).kill_on_drop(true).spawn().unwrap();
+    let pooler = command.arg(&ini).kill_on_drop(true).spawn().unwrap();
+    let url = bench.config.database_url.replace(&format!(":{}/", postgres.port()), &format!(":{port}/"));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        assert!(Instant::now() < deadline, "PgBouncer does not listen");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    (pooler, url)
+}
+
+/// A PgBouncer that leaves prepared statements to the sessions, as those before 1.21 do: `migrate`, `doctor` and a
+/// producer name it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_that_mixes_up_prepared_statements_is_named() {
+    let bench = bench_with_servers(steady).await;
+    let version = std::process::Command::new("pgbouncer").arg("--version").output().unwrap().stdout;
+    let version = String::from_utf8_lossy(&version).into_owned();
+    let minor: u32 = version.split(['.', '\n']).nth(1).unwrap().parse().unwrap();
+    let (_pooler, url) = pooled(&bench, if minor < 21 { "" } else { "max_prepared_statements = 0" }).await;
     let mut config = bench.config.clone();
-    config.database_url =
-        config.database_url.replace(&format!(":{}/", postgres.port()), &format!(":{port}/"));
+    config.database_url = url;
+    let named = |said: &str| said.contains("PgBouncer in transaction mode has to be 1.21 or later");
+    let tenure = Tenure::connect(&config).await.unwrap();
+    // Of several clients with one session, each prepares statements under names that the others have, too.
+    let calls = (0..40).map(|_| tenure.enqueue(JobRequest::new("q", "k", json!({}))).into_future());
+    let errors: Vec<_> = futures::future::join_all(calls).await.into_iter().filter_map(Result::err).collect();
+    let other = Tenure::connect(&config).await.unwrap();
+    let migrated = other.migrate().await.err().map(|error| chained(&error));
+    let checks = other.doctor(&DoctorOptions::default()).await;
+    let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    let said = format!("{errors:?} {migrated:?} {checks:?}");
+    assert!(named(&said), "{said}");
+}
+
+/// The pooler's transaction mode, with default settings: each transaction may get a different session.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs PgBouncer 1.21"]
+async fn everything_works_behind_pgbouncer_in_transaction_mode() {
+    let bench = bench_with_servers(steady).await;
+    let (_pooler, url) = pooled(&bench, "max_prepared_statements = 200").await;
+    let mut config = bench.config.clone();
+    config.database_url = url;
     let tenure = Tenure::connect(&config).await.unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while tenure.migrate().await.is_err() {

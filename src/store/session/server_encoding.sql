@@ -1,0 +1,2 @@
+-- server_encoding: how this database stores text.
+SELECT current_setting('server_encoding') AS encoding
