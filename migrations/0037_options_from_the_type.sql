@@ -2,5 +2,5 @@
 ALTER TABLE tenure.lane_settings
     ADD COLUMN required boolean NOT NULL DEFAULT false;     -- a new job that names no lane is refused
 ALTER TABLE tenure.schedules
-    ADD COLUMN options jsonb;                               -- of its jobs: lane, priority, tags, expires_in_s and
-                                                            -- expires_as, as enqueue.sql reads them; NULL: none
+    ADD COLUMN options jsonb;                               -- of its jobs: lane, priority, tags, expires_in_s,
+                                                            -- expires_as and spread_s; NULL: none

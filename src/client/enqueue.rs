@@ -3,6 +3,7 @@
 //! Not here: the rows and their first messages (`insert`), jobs that arrive as messages (`deliver`).
 
 mod rare;
+mod within;
 
 use std::{
     collections::BTreeMap,
@@ -11,11 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chrono::{DateTime, NaiveDate, NaiveTime, Utc};
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 use tracing::{Instrument, Span};
-use uuid::Uuid;
 
 use crate::{
     client::Tenure,
@@ -33,12 +33,6 @@ use crate::{
     },
     observe::trace::{self, Sending},
     store::{NewJob, PublishedBy, StoreError},
-};
-
-/// When a held job is due. Postgres's `infinity` is no time to chrono.
-const NEVER: DateTime<Utc> = match NaiveDate::from_ymd_opt(9999, 1, 1) {
-    Some(day) => day.and_time(NaiveTime::MIN).and_utc(),
-    None => DateTime::UNIX_EPOCH,
 };
 
 /// The result of an enqueue.
@@ -66,6 +60,8 @@ pub struct JobRequest {
     options: JobOptions,
     /// The job's type has said the key: one of the call is taken instead.
     key_of_type: bool,
+    /// And the expiry.
+    expiry_of_type: bool,
     /// The payload comes from a row, sealed.
     is_sealed: bool,
 }
@@ -97,6 +93,7 @@ impl<J: Job> From<J> for JobRequest {
             max_attempts: J::MAX_ATTEMPTS,
             payload,
             key_of_type: options.any_key().is_some(),
+            expiry_of_type: options.expires_in_s.is_some(),
             options,
             ..Self::new(J::QUEUE, J::KIND, Value::Null)
         }
@@ -117,6 +114,7 @@ impl JobRequest {
             id: None,
             options: JobOptions::new(),
             key_of_type: false,
+            expiry_of_type: false,
             is_sealed: false,
         }
     }
@@ -219,11 +217,11 @@ impl JobRequest {
     }
 
     /// Starts no attempt of the job later than this long after it is due: that is at the enqueue, or as
-    /// [`JobRequest::delay`] or [`JobRequest::run_at`] says; of a schedule's job, at the tick. A job that follows
+    /// [`JobRequest::delay`] or [`JobRequest::run_at`] says; of a schedule's job, once it is enqueued. One that follows
     /// others has no such time: give it a [`JobRequest::not_after`].
     #[must_use]
     pub fn expires_in(mut self, within: Duration) -> Self {
-        self.options = self.options.expires_in(within);
+        (self.options, self.expiry_of_type) = (self.options.expires_in(within), false);
         self
     }
 
@@ -289,9 +287,9 @@ impl JobRequest {
         self
     }
 
-    /// The key that may keep it from being enqueued.
-    pub(crate) fn any_key(&self) -> Option<&str> {
-        self.options.any_key()
+    /// The key that the call has given: one of the type is left out of groups, whose jobs a key would hold apart.
+    pub(crate) fn own_key(&self) -> Option<&str> {
+        self.options.any_key().filter(|_| !self.key_of_type)
     }
 
     /// The options, for the caller to add the key of its own.
@@ -305,52 +303,9 @@ impl JobRequest {
         self.options.key_while == Some("replace")
     }
 
-    /// Turns the request into a job of a group. `waits`: it follows others.
-    pub(crate) fn in_group(
-        mut self,
-        accepts: Accepts<'_>,
-        group: Option<Uuid>,
-        waits: bool,
-    ) -> Result<NewJob, EnqueueError> {
-        if let Some(value) =
-            self.delay.map(written).or(self.run_at.map(|at| at.to_rfc3339())).filter(|_| waits)
-        {
-            let expected = "left out: the job starts when those before it have ended";
-            return Err(EnqueueError::Option { what: "the time of a follower", value, expected });
-        }
-        if let Some(within) = self.options.expires_in_s.filter(|_| waits) {
-            let expected = "left out: nobody knows when a follower is due; not_after is a time";
-            return Err(EnqueueError::Option { what: "expires_in", value: format!("{within} s"), expected });
-        }
-        self.options.group_id = group;
-        let published_by = if waits { PublishedBy::Relay } else { PublishedBy::Caller };
-        let job = self.checked(accepts, published_by)?;
-        Ok(NewJob { run_at: if waits { Some(NEVER) } else { job.run_at }, ..job })
-    }
-
     /// Its queue.
     pub(crate) fn queue_name(&self) -> &str {
         &self.queue
-    }
-
-    /// Turns the request into the job of a schedule's ticks.
-    pub(crate) fn for_schedule(mut self, accepts: Accepts<'_>) -> Result<NewJob, EnqueueError> {
-        let own = "left out: each tick of a schedule has its own job, due at the tick";
-        let delay = self.delay.map(written);
-        let run_at = self.run_at.map(|at| at.to_rfc3339());
-        for (what, value) in [
-            ("a key", self.options.any_key().filter(|_| !self.key_of_type).map(str::to_owned)),
-            ("delay", delay),
-            ("run_at", run_at),
-            ("trace_context", self.trace_context.clone()),
-            ("not_after", self.options.not_after.map(|at| at.to_rfc3339())),
-        ] {
-            if let Some(value) = value {
-                return Err(EnqueueError::Option { what, value, expected: own });
-            }
-        }
-        self.options = self.options_without_key_of_type();
-        self.checked(accepts, PublishedBy::Relay)
     }
 
     /// Opens the span of the enqueue, whose context the job then carries.

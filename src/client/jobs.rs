@@ -475,7 +475,8 @@ impl Tenure {
     ///
     /// # Errors
     ///
-    /// [`RunAgainError`]: the job is not there, or has not ended, or cannot be enqueued, such as into a full queue.
+    /// [`RunAgainError`]: the job is not there, or has not ended, or cannot be enqueued, such as into a full queue, or
+    /// into one that requires a lane: enqueue it anew there, with its lane.
     pub async fn run_again(&self, job: JobId) -> Result<Enqueued, RunAgainError> {
         self.run_again_keyed(job, None).await
     }

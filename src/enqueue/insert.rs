@@ -376,6 +376,8 @@ fn tell(hooks: &EnqueueHooks, jobs: &[NewJob], new: &HashMap<JobId, bool>, in_tr
             kind: job.kind.clone(),
             max_attempts: job.max_attempts,
             unique_key: job.key.as_ref().map(|(_, key)| key.clone()),
+            lane: job.lane().map(str::to_owned),
+            tags: job.rare.as_ref().map(|rare| rare.tags.clone()).unwrap_or_default(),
             delay: job.delay,
             // A job that follows others is due when they have ended.
             run_at: job.run_at.filter(|_| !job.is_held()),

@@ -134,7 +134,7 @@ impl Plan {
         let mut keyed = None;
         let mut jobs = Vec::with_capacity(self.jobs.len());
         for (place, request) in self.jobs.into_iter().enumerate() {
-            if let Some(key) = request.any_key() {
+            if let Some(key) = request.own_key() {
                 if request.replaces() {
                     return wrong(
                         "replace",

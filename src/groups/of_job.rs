@@ -157,7 +157,7 @@ impl<S> JobContext<S> {
     ) -> Result<Vec<NewJob>, JobError> {
         let child = |job: R| {
             let job = job.into();
-            if let Some(key) = job.any_key() {
+            if let Some(key) = job.own_key() {
                 let expected = "left out: a job enqueues each of its own jobs once";
                 return Err(EnqueueError::Option { what: "unique_key", value: format!("{key:?}"), expected });
             }

@@ -32,7 +32,7 @@ pub use crate::{
         waiting::{Memory, measure_alone},
     },
     run::handlers::EndedInTheMiddle,
-    schedules::{recover::next_ticks, store::Replaces},
+    schedules::{job::next_ticks, store::Replaces},
     store::{
         BASELINE, BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest,
         Completion, DeadGroup, DeadKind, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter,

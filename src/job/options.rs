@@ -149,6 +149,6 @@ impl JobOptions {
     }
 
     pub(crate) fn without_key(self) -> Self {
-        Self { unique_key: None, key_while: None, lasting_key: None, longest_s: None, ..self }
+        Self { unique_key: None, key_while: None, lasting_key: None, ..self }
     }
 }

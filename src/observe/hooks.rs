@@ -131,6 +131,10 @@ pub struct JobEnqueued {
     pub max_attempts: u32,
     /// The unique key, if the enqueue gave one.
     pub unique_key: Option<String>,
+    /// The lane, if the enqueue or the job's type gave one.
+    pub lane: Option<String>,
+    /// Its tags.
+    pub tags: Vec<String>,
     /// The delay, if the enqueue gave one.
     pub delay: Option<Duration>,
     /// The time before which the job does not run, if the enqueue gave one.
@@ -385,6 +389,8 @@ mod tests {
             kind: "k".into(),
             max_attempts: n,
             unique_key: None,
+            lane: None,
+            tags: Vec::new(),
             delay: None,
             run_at: None,
             in_transaction: false,

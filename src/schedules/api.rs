@@ -3,12 +3,18 @@
 //!
 //! Not here: the times of the ticks, and enqueueing at them (`schedules::recover`).
 
+use std::{
+    future::{Future, IntoFuture},
+    pin::Pin,
+    time::Duration,
+};
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
-    recover::CronSchedule,
+    job::CronSchedule,
     store::{NewSchedule, Put, Replaces, ScheduleRow},
 };
 use crate::{
@@ -18,8 +24,13 @@ use crate::{
     },
     enqueue::insert::EnqueueError,
     job::{MissedTicks, NameError, Overlap, options::JobOptions},
-    store::StoreError,
+    store::{Store, StoreError},
 };
+
+/// The longest spread of a schedule's jobs.
+const SPREAD_MAX: Duration = Duration::from_hours(24);
+/// Its name among the options of a schedule, in seconds.
+const SPREAD: &str = "spread_s";
 
 /// A job at each tick of a cron expression.
 ///
@@ -44,6 +55,7 @@ pub struct Schedule {
     tick_field: Option<String>,
     missed: MissedTicks,
     overlap: Overlap,
+    spread: Option<Duration>,
 }
 
 impl Schedule {
@@ -59,6 +71,7 @@ impl Schedule {
             tick_field: None,
             missed: MissedTicks::default(),
             overlap: Overlap::default(),
+            spread: None,
         }
     }
 
@@ -83,11 +96,20 @@ impl Schedule {
         self
     }
 
+    /// Has each job be due within this time of its tick, at a moment that the schedule's name decides: of thousands of
+    /// schedules with one tick, each keeps its own. At most a day. A [`Schedule::tick_field`] has the tick's time.
+    pub fn spread(mut self, within: Duration) -> Self {
+        self.spread = Some(within);
+        self
+    }
+
     /// Gives the jobs the options of a stored schedule: a form does not show them.
     #[doc(hidden)]
     pub fn options_of(mut self, stored: &ScheduleRow) -> Self {
         if let Some(options) = &stored.options {
             self.job = self.job.with_options(JobOptions::of_schedule(options));
+            let spread_s = options[SPREAD].as_f64();
+            self.spread = spread_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         }
         self
     }
@@ -158,6 +180,95 @@ pub enum ScheduleError {
     Store(#[from] StoreError),
 }
 
+impl ScheduleOutcome {
+    fn of(Put { next_at, paused_at, is_new }: Put) -> Self {
+        Self { next_at, is_new, paused_at }
+    }
+}
+
+/// A schedule to put: `.await` it, or pass it a transaction.
+#[derive(Debug)]
+#[must_use = "nothing is put until you `.await` this, or pass a transaction to `tx`"]
+pub struct PutSchedule<'t> {
+    tenure: &'t Tenure,
+    schedule: Schedule,
+}
+
+impl PutSchedule<'_> {
+    /// Puts the schedule inside the user's transaction: it exists, or is changed, if and when that commits. A worker
+    /// finds its first tick within a few seconds of it.
+    ///
+    /// # Errors
+    ///
+    /// See [`ScheduleError`]. After an error of Postgres the transaction is aborted: roll it back.
+    ///
+    /// Cancel safe in this sense: if the future is dropped, the schedule may be part of the transaction or not. Roll
+    /// the transaction back.
+    pub async fn tx(self, tx: &mut sqlx::PgConnection) -> Result<ScheduleOutcome, ScheduleError> {
+        let Self { tenure, schedule } = self;
+        let new = schedule.checked(tenure).await?;
+        let put = Store::put_schedule_in(tx, &new, tenure.actor()).await?;
+        // Any version may be replaced.
+        put.map(ScheduleOutcome::of).ok_or(ScheduleError::NotFound { name: new.name })
+    }
+}
+
+impl<'t> IntoFuture for PutSchedule<'t> {
+    type Output = Result<ScheduleOutcome, ScheduleError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 't>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { tenure, schedule } = self;
+        let name = schedule.name.clone();
+        Box::pin(async move {
+            let put = tenure.put_schedule_over(schedule, Replaces::Any).await?;
+            // Any version may be replaced.
+            put.ok_or(ScheduleError::NotFound { name })
+        })
+    }
+}
+
+impl Schedule {
+    async fn checked(self, tenure: &Tenure) -> Result<NewSchedule, ScheduleError> {
+        let Self { name, cron, time_zone, job, tick_field, missed, overlap, spread } = self;
+        check_name(&name)?;
+        let ticks = CronSchedule::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
+        let job = job.for_schedule(tenure.accepts()).map_err(ScheduleError::Job)?;
+        if let Some(field) = &tick_field {
+            if tenure.codecs().has(&job.kind) {
+                return Err(ScheduleError::Option(
+                    "tick_field cannot be put into a payload that a codec seals; leave it out for this kind",
+                ));
+            }
+            if !job.payload.trim_start().starts_with('{') {
+                return Err(ScheduleError::Option("tick_field needs a payload that is a JSON object"));
+            }
+            if field.is_empty() || field.contains('\0') {
+                return Err(ScheduleError::Option(
+                    "tick_field is the name of a field: not empty, without NUL",
+                ));
+            }
+        }
+        if job.lane().is_none()
+            && tenure.store().lane_settings(Some(&job.queue)).await?.iter().any(|lanes| lanes.required)
+        {
+            let why = format!("queue {:?} takes no job without a lane", job.queue);
+            return Err(ScheduleError::Job(EnqueueError::LaneRequired(why)));
+        }
+        if spread.is_some_and(|spread| spread > SPREAD_MAX) {
+            return Err(ScheduleError::Option("spread is at most a day"));
+        }
+        let mut options = job.rare.as_ref().and_then(|options| serde_json::to_value(options).ok());
+        if let Some(spread) = spread.filter(|spread| !spread.is_zero()) {
+            options.get_or_insert_with(|| json!({}))[SPREAD] = json!(spread.as_secs_f64());
+        }
+        let now = tenure.store().database_time().await?;
+        let first = ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: cron.clone() })?;
+        let options = options.map(|options| options.to_string());
+        Ok(NewSchedule { name, cron, time_zone, job, tick_field, missed, overlap, first, options })
+    }
+}
+
 /// Adds a field to a JSON object. Works on the text, so that numbers keep their digits; of two fields of one name
 /// Postgres takes the last.
 fn with_field(object: &str, field: &str, value: &str) -> String {
@@ -174,16 +285,15 @@ impl Tenure {
     /// Creates a schedule, or changes the one of its name. A program may put its schedules whenever it starts: a
     /// schedule whose ticks stay the same keeps its next tick, and a paused one stays paused.
     ///
+    /// Await it, or pass a transaction to [`PutSchedule::tx`].
+    ///
     /// Cancel safe: the schedule is put or not.
     ///
     /// # Errors
     ///
-    /// The schedule is invalid; the error says what to write instead.
-    pub async fn put_schedule(&self, schedule: Schedule) -> Result<ScheduleOutcome, ScheduleError> {
-        let name = schedule.name.clone();
-        let put = self.put_schedule_over(schedule, Replaces::Any).await?;
-        // Any version may be replaced.
-        put.ok_or(ScheduleError::NotFound { name })
+    /// The future returns [`ScheduleError`]: the schedule is invalid, and the error says what to write instead.
+    pub fn put_schedule(&self, schedule: Schedule) -> PutSchedule<'_> {
+        PutSchedule { tenure: self, schedule }
     }
 
     /// Puts a schedule in the place of one version. `None`: there is another version, or none; nothing was changed.
@@ -193,47 +303,13 @@ impl Tenure {
         schedule: Schedule,
         replaces: Replaces,
     ) -> Result<Option<ScheduleOutcome>, ScheduleError> {
-        let Schedule { name, cron, time_zone, job, tick_field, missed, overlap } = schedule;
-        check_name(&name)?;
-        let ticks = CronSchedule::new(&cron, &time_zone).map_err(ScheduleError::Ticks)?;
-        let job = job.for_schedule(self.accepts()).map_err(ScheduleError::Job)?;
-        if let Some(field) = &tick_field {
-            if self.codecs().has(&job.kind) {
-                return Err(ScheduleError::Option(
-                    "tick_field cannot be put into a payload that a codec seals; leave it out for this kind",
-                ));
-            }
-            if !job.payload.trim_start().starts_with('{') {
-                return Err(ScheduleError::Option("tick_field needs a payload that is a JSON object"));
-            }
-            if field.is_empty() || field.contains('\0') {
-                return Err(ScheduleError::Option(
-                    "tick_field is the name of a field: not empty, without NUL",
-                ));
-            }
-        }
-        let now = self.store().database_time().await?;
-        let first = ticks.after(now).ok_or_else(|| ScheduleError::Never { cron: cron.clone() })?;
-        let new = NewSchedule {
-            name: &name,
-            cron: &cron,
-            time_zone: &time_zone,
-            job: &job,
-            tick_field: tick_field.as_deref(),
-            missed,
-            overlap,
-            first,
-        };
-        let Some(Put { next_at, paused_at, is_new }) =
-            self.store().put_schedule(&new, replaces, self.actor()).await?
-        else {
-            return Ok(None);
-        };
+        let new = schedule.checked(self).await?;
+        let put = self.store().put_schedule(&new, replaces, self.actor()).await?;
         // A program puts its schedules whenever it starts: only a new one is worth an announcement.
-        if is_new {
+        if put.is_some_and(|put| put.is_new) {
             self.nats().announce_schedules().await;
         }
-        Ok(Some(ScheduleOutcome { next_at, is_new, paused_at }))
+        Ok(put.map(ScheduleOutcome::of))
     }
 
     /// Returns all schedules, by name.

@@ -1,12 +1,14 @@
 //! Jobs that run at fixed times.
 
-#[cfg(feature = "worker")]
+#[cfg(feature = "schedules")]
 pub(crate) mod api;
+#[cfg(feature = "schedules")]
+pub(crate) mod job;
 #[cfg(feature = "worker")]
 pub(crate) mod recover;
 pub(crate) mod store;
 
-#[cfg(feature = "worker")]
-pub use api::{PauseOutcome, Schedule, ScheduleError, ScheduleOutcome};
+#[cfg(feature = "schedules")]
+pub use api::{PauseOutcome, PutSchedule, Schedule, ScheduleError, ScheduleOutcome};
 
 pub use crate::job::{MissedTicks, Overlap};

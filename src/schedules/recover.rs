@@ -1,6 +1,5 @@
-//! Ticks: compute when a schedule's jobs are due, and enqueue the job of each tick. The worker that has the relay's
-//! turn looks. One statement moves a schedule's next tick forward and enqueues its job (`schedules/sql/tick.sql`), so
-//! two workers may look at once.
+//! Ticks: enqueue the job of each tick. The worker that has the relay's turn looks. One statement moves the next ticks
+//! of a page of schedules forward and enqueues their jobs (`schedules/sql/tick.sql`), so two workers may look at once.
 //!
 //! The only clock is that of Postgres. If it jumps ahead, the schedule misses ticks, and its policy decides about them.
 //! If it steps back, a schedule that ticks at least once an hour goes on by the new time, and a rarer one repeats its
@@ -17,14 +16,15 @@
 use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
-use chrono_tz::Tz;
-use croner::Cron;
 
-use super::store::DueSchedule;
+use super::{
+    job::CronSchedule,
+    store::{DueSchedule, TickMove},
+};
 use crate::{
     job::{JobError, JobId, MissedTicks, Overlap},
     observe::{metrics, repeats},
-    store::{Store, StoreError},
+    store::{Store, StoreError, batch::halve},
 };
 
 /// A tick that no worker enqueued for longer than this was missed: no worker ran, or Postgres was away.
@@ -34,39 +34,7 @@ const TICKS_MAX: usize = 100;
 /// The most schedules of one statement.
 const PAGE: usize = 100;
 
-/// A parsed cron expression with its time zone.
-#[derive(Debug, Clone)]
-pub(crate) struct CronSchedule {
-    cron: Cron,
-    zone: Tz,
-}
-
 impl CronSchedule {
-    /// # Errors
-    ///
-    /// Says what is wrong with the expression or the zone, and what to write.
-    pub(crate) fn new(cron: &str, zone: &str) -> Result<Self, String> {
-        let zone = zone.parse().map_err(|_| unknown_zone(zone))?;
-        let cron = cron.parse::<Cron>().map_err(|error| {
-            format!(
-                "{cron:?} is not a cron expression ({error}); \
-                 write minute hour day month weekday, such as 0 3 * * MON"
-            )
-        })?;
-        Ok(Self { cron, zone })
-    }
-
-    /// Returns the first tick after this time. `None`: no tick follows.
-    pub(crate) fn after(&self, at: DateTime<Utc>) -> Option<DateTime<Utc>> {
-        // The search fails on a day that the zone skips: a second search starts after that day.
-        [TimeDelta::zero(), TimeDelta::days(2)].into_iter().find_map(|skipped| {
-            let from = at.checked_add_signed(skipped)?.with_timezone(&self.zone);
-            let next =
-                self.cron.find_next_occurrence(&from, false).ok()?.with_timezone(&Utc).trunc_subsecs(0);
-            (next > at).then_some(next)
-        })
-    }
-
     /// Returns the last tick at or before this time.
     fn until(&self, at: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let last = self.cron.find_previous_occurrence(&at.with_timezone(&self.zone), true).ok()?;
@@ -74,7 +42,7 @@ impl CronSchedule {
     }
 
     /// Plans the jobs and the next tick of a schedule whose next tick was due at `due`.
-    pub(crate) fn plan(&self, due: DateTime<Utc>, now: DateTime<Utc>, missed: MissedTicks) -> Plan {
+    fn plan(&self, due: DateTime<Utc>, now: DateTime<Utc>, missed: MissedTicks) -> Plan {
         let is_late = |tick: DateTime<Utc>| now - tick > TimeDelta::from_std(LATE).unwrap_or(TimeDelta::MAX);
         let last = self.until(now).unwrap_or(due).max(due);
         let ticks = match missed {
@@ -118,31 +86,6 @@ impl CronSchedule {
     }
 }
 
-/// Returns the next ticks after this time, at most `most`.
-///
-/// # Errors
-///
-/// Says what is wrong with the expression or the zone, and what to write.
-pub fn next_ticks(
-    cron: &str,
-    zone: &str,
-    after: DateTime<Utc>,
-    most: usize,
-) -> Result<Vec<DateTime<Utc>>, String> {
-    let schedule = CronSchedule::new(cron, zone)?;
-    let next = |tick: &DateTime<Utc>| schedule.after(*tick);
-    Ok(std::iter::successors(Some(after), next).skip(1).take(most).collect())
-}
-
-fn unknown_zone(zone: &str) -> String {
-    let lower = zone.to_lowercase();
-    let part = lower.rsplit(['/', ' ', '_']).next().filter(|part| part.len() > 2).unwrap_or(&lower);
-    let like = chrono_tz::TZ_VARIANTS.iter().map(|zone| zone.name());
-    let like: Vec<_> = like.filter(|name| name.to_lowercase().contains(part)).take(3).collect();
-    let hint = if like.is_empty() { "Europe/Berlin or UTC".to_owned() } else { like.join(" or ") };
-    format!("{zone:?} is not a time zone; write a name of the IANA database, such as {hint}")
-}
-
 /// The jobs to enqueue for a schedule that is due, and its next tick.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
@@ -157,13 +100,7 @@ pub(crate) async fn tick(store: &Store) -> Result<usize, StoreError> {
     let (mut jobs, mut last) = (0, None);
     loop {
         let page = store.due_schedules(last.as_ref(), false).await?;
-        for schedule in &page {
-            match tick_one(store, schedule).await {
-                Ok(enqueued) => jobs += enqueued,
-                Err(error) if error.is_outage() => return Err(error),
-                Err(error) => failed(&schedule.name, error),
-            }
-        }
+        jobs += tick_page(store, &page).await?;
         let is_last = page.len() < PAGE;
         last = page.into_iter().next_back();
         if is_last || last.is_none() {
@@ -182,7 +119,8 @@ pub(crate) async fn follow_clock(store: &Store) -> Result<(), StoreError> {
             let next =
                 CronSchedule::new(cron, time_zone).ok().and_then(|of| of.after_a_step_back(*next_at, *now));
             let Some(next) = next else { continue };
-            match store.tick(name, *next_at, Some(next), &[], &[]).await {
+            let moves = [TickMove { name, due: *next_at, next: Some(next), jobs: Vec::new() }];
+            match store.tick(&moves).await {
                 Ok(_) => tracing::warn!(
                     schedule = name,
                     was = %next_at,
@@ -214,43 +152,81 @@ fn failed(schedule: &str, error: StoreError) {
     }
 }
 
-async fn tick_one(store: &Store, schedule: &DueSchedule) -> Result<usize, StoreError> {
+/// Enqueues the jobs of these schedules. One that Postgres refuses, or whose row stays locked, keeps no other from its
+/// tick: the page is halved, down to that one.
+async fn tick_page(store: &Store, page: &[DueSchedule]) -> Result<usize, StoreError> {
+    let mut moves = Vec::with_capacity(page.len());
+    for schedule in page {
+        match plan(store, schedule).await {
+            Ok(Some(plan)) => moves.push((schedule, plan)),
+            Ok(None) => {}
+            Err(error) if error.is_outage() => return Err(error),
+            Err(error) => failed(&schedule.name, error),
+        }
+    }
+    let (mut jobs, mut parts) = (0, vec![moves]);
+    while let Some(part) = parts.pop().filter(|part| !part.is_empty()) {
+        let asked: Vec<_> = part.iter().map(|(schedule, plan)| moved(schedule, plan)).collect();
+        match store.tick(&asked).await {
+            Ok(queues) => {
+                for ((schedule, _), (asked, queue)) in part.iter().zip(asked.iter().zip(queues)) {
+                    // Without a queue, another worker was faster, or the schedule was changed, or is locked.
+                    if let Some(queue) = queue {
+                        jobs += asked.jobs.len();
+                        tell(schedule, &queue, asked.jobs.len());
+                    }
+                }
+            }
+            Err(error) if error.is_outage() => return Err(error),
+            Err(_) if part.len() > 1 => halve(part, &mut parts),
+            Err(error) => part.first().into_iter().for_each(|(of, _)| failed(&of.name, error.clone())),
+        }
+    }
+    Ok(jobs)
+}
+
+/// Plans what is due. `None`: this version cannot read the schedule.
+async fn plan(store: &Store, schedule: &DueSchedule) -> Result<Option<Plan>, StoreError> {
     let name = &schedule.name;
     let ticks = match CronSchedule::new(&schedule.cron, &schedule.time_zone) {
         Ok(ticks) => ticks,
         Err(error) => {
             // Another version wrote it, with other time zones.
             tracing::error!(schedule = name, error, "cannot parse a schedule; this worker skips its ticks");
-            return Ok(0);
+            return Ok(None);
         }
     };
     let plan = ticks.plan(schedule.next_at, schedule.now, schedule.missed);
-    let Plan { ticks, next } = ticks.without_overlap(plan, schedule);
+    let plan = ticks.without_overlap(plan, schedule);
     if let (Overlap::Cancel, Some(last)) = (schedule.overlap, schedule.live) {
         // Before the tick, which another look repeats if this worker dies in between.
         store.cancel_last(last).await?;
         tracing::info!(schedule = name, job = %last, "cancelled the job of a schedule's last tick");
     }
-    if next.is_none() {
+    if plan.next.is_none() {
         tracing::warn!(schedule = name, "a schedule has no further ticks; tenure paused it");
     }
-    let ids: Vec<_> = ticks.iter().map(|_| JobId::generate()).collect();
-    let Some(queue) = store.tick(name, schedule.next_at, next, &ids, &ticks).await? else {
-        // Another worker was faster, or the schedule was changed.
-        return Ok(0);
-    };
-    metrics::enqueued(&queue, ids.len());
-    metrics::ticked("enqueued", ids.len());
-    if ids.is_empty() {
-        metrics::ticked("skipped", 1);
-        let due = schedule.next_at;
-        if let (Overlap::Skip, Some(last)) = (schedule.overlap, schedule.live) {
-            tracing::info!(schedule = name, %due, job = %last, "a schedule skips a tick: the last job has not ended");
-        } else {
-            tracing::warn!(schedule = name, %due, "a schedule missed ticks; its policy skips them");
-        }
+    Ok(Some(plan))
+}
+
+fn moved<'s>(schedule: &'s DueSchedule, plan: &Plan) -> TickMove<'s> {
+    let jobs = plan.ticks.iter().map(|tick| (JobId::generate(), *tick)).collect();
+    TickMove { name: &schedule.name, due: schedule.next_at, next: plan.next, jobs }
+}
+
+fn tell(schedule: &DueSchedule, queue: &str, jobs: usize) {
+    metrics::enqueued(queue, jobs);
+    metrics::ticked("enqueued", jobs);
+    if jobs > 0 {
+        return;
     }
-    Ok(ids.len())
+    metrics::ticked("skipped", 1);
+    let (name, due) = (&schedule.name, schedule.next_at);
+    if let (Overlap::Skip, Some(last)) = (schedule.overlap, schedule.live) {
+        tracing::info!(schedule = name, %due, job = %last, "a schedule skips a tick: the last job has not ended");
+    } else {
+        tracing::warn!(schedule = name, %due, "a schedule missed ticks; its policy skips them");
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,12 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
-use sqlx::{Row, postgres::PgRow, query};
+use sqlx::{
+    PgConnection, Postgres, Row,
+    postgres::{PgArguments, PgRow},
+    query,
+    query::Query,
+};
 
 use crate::{
     job::{JobId, MissedTicks, Overlap, actor::Actor},
@@ -45,17 +50,30 @@ pub(crate) struct DueSchedule {
     pub(crate) now: DateTime<Utc>,
 }
 
+/// A schedule whose next tick moves on.
+#[derive(Debug)]
+pub(crate) struct TickMove<'s> {
+    pub(crate) name: &'s str,
+    pub(crate) due: DateTime<Utc>,
+    /// `None`: no tick follows, and the schedule pauses.
+    pub(crate) next: Option<DateTime<Utc>>,
+    /// Its new jobs, each with its tick.
+    pub(crate) jobs: Vec<(JobId, DateTime<Utc>)>,
+}
+
 /// A schedule to create or change.
 #[derive(Debug)]
-pub(crate) struct NewSchedule<'s> {
-    pub(crate) name: &'s str,
-    pub(crate) cron: &'s str,
-    pub(crate) time_zone: &'s str,
-    pub(crate) job: &'s NewJob,
-    pub(crate) tick_field: Option<&'s str>,
+pub(crate) struct NewSchedule {
+    pub(crate) name: String,
+    pub(crate) cron: String,
+    pub(crate) time_zone: String,
+    pub(crate) job: NewJob,
+    pub(crate) tick_field: Option<String>,
     pub(crate) missed: MissedTicks,
     pub(crate) overlap: Overlap,
     pub(crate) first: DateTime<Utc>,
+    /// JSON text: see [`ScheduleRow::options`].
+    pub(crate) options: Option<String>,
 }
 
 /// Which version of a schedule a change replaces.
@@ -96,7 +114,7 @@ pub struct ScheduleRow {
     pub max_attempts: u32,
     pub missed: MissedTicks,
     pub overlap: Overlap,
-    /// Of its jobs: `lane`, `priority`, `tags`, `expires_in_s`, `expires_as`. `None`: they have none.
+    /// Of its jobs: `lane`, `priority`, `tags`, `expires_in_s`, `expires_as`, `spread_s`. `None`: they have none.
     pub options: Option<Value>,
     pub paused_at: Option<DateTime<Utc>>,
     pub next_at: DateTime<Utc>,
@@ -120,6 +138,44 @@ fn missed(row: &PgRow) -> Result<MissedTicks, sqlx::Error> {
 
 fn overlap(row: &PgRow) -> Result<Overlap, sqlx::Error> {
     row.try_get::<&str, _>("overlap")?.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
+}
+
+fn put_query<'q>(
+    new: &'q NewSchedule,
+    replaces: Replaces,
+    by: &'q Actor,
+) -> Query<'q, Postgres, PgArguments> {
+    let version = match replaces {
+        Replaces::Version(changed_at) => Some(changed_at),
+        Replaces::Any | Replaces::Nothing => None,
+    };
+    query(PUT_SCHEDULE)
+        .bind(&new.name)
+        .bind(&new.cron)
+        .bind(&new.time_zone)
+        .bind(&new.job.queue)
+        .bind(&new.job.kind)
+        .bind(&new.job.payload)
+        .bind(&new.tick_field)
+        .bind(i32::try_from(new.job.max_attempts).unwrap_or(i32::MAX))
+        .bind(new.missed.as_str())
+        .bind(new.first)
+        .bind(replaces == Replaces::Nothing)
+        .bind(version)
+        .bind(new.overlap.as_str())
+        .bind(by.bound())
+        .bind(&new.options)
+}
+
+fn put(rows: &[PgRow]) -> Result<Option<Put>, StoreError> {
+    let put = |row: &PgRow| {
+        Ok(Put {
+            next_at: row.try_get("next_at")?,
+            paused_at: row.try_get("paused_at")?,
+            is_new: row.try_get("is_new")?,
+        })
+    };
+    Ok(rows.first().map(put).transpose().map_err(|error: sqlx::Error| error)?)
 }
 
 /// How long a tick waits for the job of the last one.
@@ -151,18 +207,30 @@ impl Store {
         Ok(rows.iter().map(due).collect::<Result<_, sqlx::Error>>()?)
     }
 
-    /// Moves a schedule's next tick forward, and enqueues these jobs; returns their queue. `None`: another worker did.
-    pub(crate) async fn tick(
-        &self,
-        name: &str,
-        due: DateTime<Utc>,
-        next: Option<DateTime<Utc>>,
-        jobs: &[JobId],
-        ticks: &[DateTime<Utc>],
-    ) -> Result<Option<String>, StoreError> {
-        let query = query(TICK).bind(name).bind(due).bind(next).bind(jobs).bind(ticks);
-        let rows = self.rows(query).await?;
-        Ok(rows.first().map(|row| row.try_get("queue")).transpose()?)
+    /// Moves the next ticks of schedules forward, and enqueues their jobs. Returns the queue of each; `None`: another
+    /// worker did. Of several schedules, it passes over those whose rows are locked; for one alone it waits a moment.
+    pub(crate) async fn tick(&self, moves: &[TickMove<'_>]) -> Result<Vec<Option<String>>, StoreError> {
+        let names: Vec<_> = moves.iter().map(|of| of.name.to_owned()).collect();
+        let due: Vec<_> = moves.iter().map(|of| of.due).collect();
+        let next: Vec<_> = moves.iter().map(|of| of.next).collect();
+        let (mut ids, mut ticks, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        for (of, place) in moves.iter().zip(1_i64..) {
+            for (id, tick) in &of.jobs {
+                ids.push(*id);
+                ticks.push(*tick);
+                places.push(place);
+            }
+        }
+        let query = query(TICK).bind(names).bind(due).bind(next).bind(ids).bind(ticks).bind(places);
+        let query = query.bind(moves.len() > 1);
+        let mut queues = vec![None; moves.len()];
+        for row in self.rows(query).await? {
+            let place = usize::try_from(row.try_get::<i64, _>("place")?).unwrap_or_default();
+            if let Some(queue) = place.checked_sub(1).and_then(|place| queues.get_mut(place)) {
+                *queue = Some(row.try_get("queue")?);
+            }
+        }
+        Ok(queues)
     }
 
     /// Cancels the job of a schedule's last tick, unless its row stays locked.
@@ -174,39 +242,20 @@ impl Store {
     /// Creates or changes a schedule. `None`: it is another version than the change may replace.
     pub(crate) async fn put_schedule(
         &self,
-        new: &NewSchedule<'_>,
+        new: &NewSchedule,
         replaces: Replaces,
         by: &Actor,
     ) -> Result<Option<Put>, StoreError> {
-        let version = match replaces {
-            Replaces::Version(changed_at) => Some(changed_at),
-            Replaces::Any | Replaces::Nothing => None,
-        };
-        let query = query(PUT_SCHEDULE)
-            .bind(new.name)
-            .bind(new.cron)
-            .bind(new.time_zone)
-            .bind(&new.job.queue)
-            .bind(&new.job.kind)
-            .bind(&new.job.payload)
-            .bind(new.tick_field)
-            .bind(i32::try_from(new.job.max_attempts).unwrap_or(i32::MAX))
-            .bind(new.missed.as_str())
-            .bind(new.first)
-            .bind(replaces == Replaces::Nothing)
-            .bind(version)
-            .bind(new.overlap.as_str())
-            .bind(by.bound())
-            .bind(new.job.rare.as_ref().and_then(|options| serde_json::to_string(options).ok()));
-        let rows = self.rows(query).await?;
-        let put = |row: &PgRow| {
-            Ok(Put {
-                next_at: row.try_get("next_at")?,
-                paused_at: row.try_get("paused_at")?,
-                is_new: row.try_get("is_new")?,
-            })
-        };
-        Ok(rows.first().map(put).transpose().map_err(|error: sqlx::Error| error)?)
+        put(&self.rows(put_query(new, replaces, by)).await?)
+    }
+
+    /// The same inside the user's transaction, of any version.
+    pub(crate) async fn put_schedule_in(
+        connection: &mut PgConnection,
+        new: &NewSchedule,
+        by: &Actor,
+    ) -> Result<Option<Put>, StoreError> {
+        put(&put_query(new, Replaces::Any, by).fetch_all(connection).await?)
     }
 
     /// Returns all schedules, or the one of this name.

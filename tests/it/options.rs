@@ -59,8 +59,9 @@ async fn a_type_says_the_options_of_its_jobs_and_a_call_says_others() {
     let many = tenure.enqueue_many([invoice(1), invoice(2)]).await.unwrap();
     assert_eq!(many.iter().map(|one| one.duplicate).collect::<Vec<_>>(), [true, false]);
     assert_eq!(options_of(&bench, many[1].id).await, "acme 7 tenant=acme 600");
+    // The key of the type is left out of a group, and the expiry of what follows.
     let group = tenure
-        .group([JobRequest::from(invoice(3))])
+        .group([JobRequest::from(invoice(3)), invoice(3).into()])
         .then(JobRequest::new("q", "sum", json!(1)))
         .await
         .unwrap();
@@ -86,8 +87,15 @@ async fn a_type_says_the_options_of_its_jobs_and_a_call_says_others() {
     let two = tenure.enqueue(invoice(5)).unique_key("a").unique_while_live("b").await.unwrap_err();
     assert!(matches!(two, EnqueueError::Option { .. }), "the keys of the call are two: {two}");
     let follower = JobRequest::from(invoice(6));
+    let typed = tenure.group([JobRequest::new("q", "k", json!(1))]).then(follower.clone()).await.unwrap();
+    assert_eq!(options_of(&bench, typed.id).await, "acme 7 tenant=acme");
+    let follower = follower.expires_in(Duration::from_secs(600));
     let late = tenure.group([JobRequest::new("q", "k", json!(1))]).then(follower).await.unwrap_err();
     assert!(late.to_string().contains("expires_in is 600 s, but must be left out"), "{late}");
+    let replaced = tenure.enqueue(invoice(8)).replace("doc").await.unwrap_err();
+    assert!(replaced.to_string().contains("left out of a job with `replace`"), "{replaced}");
+    let endless = tenure.enqueue(invoice(7)).expires_in(Duration::MAX).await.unwrap_err();
+    assert!(endless.to_string().contains("at most ten years"), "{endless}");
     let far = tenure.enqueue(invoice(7)).expires_in(Duration::from_hours(24 * 4_000)).await.unwrap_err();
     assert!(far.to_string().contains("at most ten years"), "{far}");
 }
@@ -117,8 +125,9 @@ async fn a_queue_that_requires_a_lane_takes_no_job_without_one_from_any_door() {
     let bench = bench().await;
     bench.tenure.setup(&["q".into(), "plain".into()]).await.unwrap();
     let before = bench.tenure.enqueue(JobRequest::new("q", "k", json!(0))).await.unwrap().id;
-    bench.tenure.put_lanes("q", Lanes::new().running(2).required()).await.unwrap();
     let without = || JobRequest::new("q", "k", json!(1));
+    bench.tenure.put_schedule(Schedule::new("without", "* * * * * *", without())).await.unwrap();
+    bench.tenure.put_lanes("q", Lanes::new().running(2).required()).await.unwrap();
     let refused = |error: EnqueueError| {
         assert!(matches!(error, EnqueueError::LaneRequired(_)), "{error:?}");
         assert!(
@@ -158,10 +167,18 @@ async fn a_queue_that_requires_a_lane_takes_no_job_without_one_from_any_door() {
     bench.js.publish_with_headers(subject, headers, "2".into()).await.unwrap().await.unwrap();
     bench.until_count("tenure.job_history WHERE payload = '2'", 1).await;
     assert_eq!(bench.until_finished(before).await.status, Status::Completed, "it stood there before");
-    // A tick waits until its schedule names a lane, and keeps no other from its own.
-    for (name, request) in
-        [("without", without()), ("with", without().lane("a")), ("plain", without().queue("plain"))]
-    {
+    // A schedule is refused, and the tick of one of before waits until it names a lane; it keeps no other from its own.
+    let none = Schedule::new("none", "* * * * * *", without());
+    assert!(
+        bench
+            .tenure
+            .put_schedule(none)
+            .await
+            .unwrap_err()
+            .to_string()
+            .contains("takes no job without a lane")
+    );
+    for (name, request) in [("with", without().lane("a")), ("plain", without().queue("plain"))] {
         bench.tenure.put_schedule(Schedule::new(name, "* * * * * *", request)).await.unwrap();
     }
     worker.until_log("could not enqueue the job of a schedule's tick").await;
@@ -245,6 +262,36 @@ async fn the_jobs_of_a_schedule_have_the_options_of_its_request() {
     let options: Vec<_> = rows.iter().map(|row| row.options.clone().unwrap()).collect();
     assert_eq!(options[0], json!({"lane": "acme", "priority": -3, "tags": ["t"]}));
     assert_eq!(options[1]["expires_in_s"], json!(600.0));
+    // In a transaction, and spread over a time: none of many is due at the tick.
+    let mut tx = bench.pool.begin().await.unwrap();
+    for n in 0..20 {
+        let spread =
+            Schedule::new(format!("spread-{n}"), "* * * * * *", JobRequest::new("q", "spread", json!({})));
+        let put = bench.tenure.put_schedule(spread.spread(Duration::from_secs(1_000)).tick_field("at"));
+        assert!(put.tx(&mut tx).await.unwrap().is_new);
+    }
+    assert_eq!(bench.tenure.schedules().await.unwrap().len(), 2, "not committed yet");
+    tx.commit().await.unwrap();
+    let relays = Running::start(
+        Worker::builder(&bench.tenure)
+            .handle_any(KindOptions::new(), async |_: Value, _| {})
+            .concurrency("other", 1),
+    );
+    bench
+        .until("(SELECT count(DISTINCT last_job_id) FROM tenure.schedules WHERE name LIKE 'spread%') = 20")
+        .await;
+    relays.stop().await;
+    let apart: f64 = bench
+        .value(
+            "SELECT extract(epoch FROM max(due_at) - min(due_at))::float8
+               FROM (SELECT l.due_at FROM tenure.jobs j JOIN tenure.lane_jobs l ON l.job_id = j.id
+                      WHERE j.kind = 'spread') d",
+        )
+        .await;
+    assert!((300.0..1_010.0).contains(&apart), "{apart}");
+    let day = Schedule::new("day", "* * * * *", JobRequest::new("q", "k", json!(1)))
+        .spread(Duration::from_hours(25));
+    assert!(bench.tenure.put_schedule(day).await.unwrap_err().to_string().contains("at most a day"));
     let keyed = JobRequest::new("q", "k", json!(1)).unique_key("k");
     let error = bench.tenure.put_schedule(Schedule::new("keyed", "* * * * *", keyed)).await.unwrap_err();
     assert!(error.to_string().contains("a key is k, but must be left out"), "{error}");

@@ -111,11 +111,13 @@ async fn a_tick_that_was_taken_is_not_taken_again() {
     let due: chrono::DateTime<chrono::Utc> = bench.value("SELECT next_at FROM tenure.schedules").await;
     let take = move || {
         sqlx::query(tick)
-            .bind("s")
-            .bind(due)
-            .bind(Some(due + chrono::TimeDelta::seconds(1)))
+            .bind(vec!["s"])
+            .bind(vec![due])
+            .bind(vec![Some(due + chrono::TimeDelta::seconds(1))])
             .bind(vec![uuid::Uuid::now_v7()])
             .bind(vec![due])
+            .bind(vec![1_i64])
+            .bind(false)
     };
     let mut first = bench.pool.begin().await.unwrap();
     assert_eq!(take().fetch_all(&mut *first).await.unwrap().len(), 1);
@@ -129,11 +131,13 @@ async fn a_tick_that_was_taken_is_not_taken_again() {
     assert_eq!(bench.count("tenure.jobs").await, 1);
     // A statement that would move the schedule back takes no tick.
     let back = sqlx::query(tick)
-        .bind("s")
-        .bind(due + chrono::TimeDelta::seconds(1))
-        .bind(Some(due - chrono::TimeDelta::hours(1)))
+        .bind(vec!["s"])
+        .bind(vec![due + chrono::TimeDelta::seconds(1)])
+        .bind(vec![Some(due - chrono::TimeDelta::hours(1))])
         .bind(vec![uuid::Uuid::now_v7()])
-        .bind(vec![due]);
+        .bind(vec![due])
+        .bind(vec![1_i64])
+        .bind(false);
     assert!(back.fetch_all(&bench.pool).await.unwrap().is_empty());
 }
 

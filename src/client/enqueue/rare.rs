@@ -27,8 +27,12 @@ pub(super) fn check(rare: &JobOptions, delay: Option<Duration>) -> Result<(), En
         return wrong("not_after", at.to_rfc3339(), "at most ten years ahead");
     }
     if let Some(within) = rare.expires_in_s {
-        if Duration::try_from_secs_f64(within).is_ok_and(|within| within > AHEAD_MAX) {
+        if !Duration::try_from_secs_f64(within).is_ok_and(|within| within <= AHEAD_MAX) {
             return wrong("expires_in", format!("{within} s"), "at most ten years");
+        }
+        if rare.key_while == Some("replace") {
+            let expected = "left out of a job with `replace`, whose time moves on; not_after is a time";
+            return wrong("expires_in", format!("{within} s"), expected);
         }
         if rare.not_after.is_some() {
             return wrong("expires_in", format!("{within} s"), "left out beside not_after, or this one");

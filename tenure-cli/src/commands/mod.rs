@@ -537,6 +537,12 @@ struct ScheduleArgs {
     max_attempts: u32,
     #[command(flatten)]
     place: enqueue::PlaceArgs,
+    /// Let each job be due within this time of its tick, at a moment that the schedule's name decides. At most 1d.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    spread: Option<Duration>,
+    /// Start no attempt later than this long after a job is due.
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
+    expires_in: Option<Duration>,
     /// Change an existing schedule of this name.
     #[arg(long)]
     replace: bool,

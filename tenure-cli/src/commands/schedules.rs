@@ -112,13 +112,16 @@ fn print_pause(cli: &Cli, name: &str, PauseOutcome { was_paused, next_at, .. }: 
 async fn add(cli: &Cli, tenure: &Tenure, args: &ScheduleArgs) -> anyhow::Result<()> {
     let payload = enqueue::payload(&args.json)?;
     let job = JobRequest::from_json(&args.queue, &args.kind, payload).max_attempts(args.max_attempts);
-    let job = args.place.of(job);
+    let job = args.expires_in.into_iter().fold(args.place.of(job), JobRequest::expires_in);
     let mut schedule = Schedule::new(&args.name, &args.cron, job)
         .time_zone(&args.time_zone)
         .missed(args.missed.into())
         .overlap(args.overlap.into());
     if let Some(field) = &args.tick_field {
         schedule = schedule.tick_field(field);
+    }
+    if let Some(within) = args.spread {
+        schedule = schedule.spread(within);
     }
     let replaces = if args.replace { Replaces::Any } else { Replaces::Nothing };
     let Some(done) = tenure.put_schedule_over(schedule, replaces).await? else {
