@@ -94,6 +94,8 @@ GRANT UPDATE (result, fencing_token, step_kind) ON tenure.effects TO tenure_work
 GRANT SELECT, INSERT, DELETE ON tenure.job_logs TO tenure_worker;
 GRANT UPDATE (text, is_cut, written_at) ON tenure.job_logs TO tenure_worker;
 GRANT SELECT, INSERT ON tenure.followers, tenure.job_edges TO tenure_worker;
+-- For `doctor`.
+GRANT SELECT (id, job_id, rests_until) ON tenure.group_ends TO tenure_worker;
 -- `settle_edges` says of jobs that they have completed, to those that follow them; `release_followers` releases, cancels and
 -- restores these, and `rest_group_note` has what Postgres refuses wait; `mend_groups` notes ends, and `sweep_groups` deletes
 -- what is known of jobs that are gone.

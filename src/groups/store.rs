@@ -309,7 +309,7 @@ impl Store {
                 Err(error) if error.is_of_one_row() => {
                     let at_rest = self.rows(query(REST_GROUP_NOTE)).await?;
                     tell_at_rest(at_rest.first(), error)?;
-                    return Ok((Vec::new(), true));
+                    return Ok((Vec::new(), !at_rest.is_empty()));
                 }
                 rows => break rows?,
             }

@@ -229,7 +229,7 @@ impl Nats {
         let is_paused = answer.get("paused").and_then(Value::as_bool).unwrap_or_default();
         let info: consumer::Info = read(answer)?;
         let mut drift = consumer_drift(&info.config, &should);
-        if self.ahead(&[name.to_owned()]).await.is_ok_and(|ahead| !ahead.is_empty()) {
+        if self.ahead(&[name.to_owned()]).await.is_ok_and(|(ahead, _)| !ahead.is_empty()) {
             drift.push(AHEAD.into());
         }
         Ok(ConsumerSeen {

@@ -219,8 +219,8 @@ impl Nats {
         Ok((consumer, drift))
     }
 
-    /// Looks once whether consumers are ahead of the stream, and says if one stays so. Returns whether NATS has answered
-    /// for all of them.
+    /// Looks once whether consumers are ahead of the stream, and says if one stays so. Returns whether NATS has
+    /// answered for all of them.
     pub(crate) async fn look_at_consumers(&self, names: &[String]) -> bool {
         match self.renew_those_ahead(names).await {
             Ok(()) => true,
@@ -244,8 +244,8 @@ impl Nats {
     ///
     /// NATS does not answer, or this user may not delete such a consumer.
     pub(crate) async fn renew_those_ahead(&self, names: &[String]) -> Result<(), NatsError> {
-        let mut first_error = None;
-        for (name, before) in self.ahead(names).await? {
+        let (ahead, mut first_error) = self.ahead(names).await?;
+        for (name, before) in ahead {
             // The error of one consumer keeps no other from its look.
             if let Err(error) = self.renew_one_ahead(&name, before).await {
                 first_error = first_error.or(Some(error));
@@ -257,7 +257,7 @@ impl Nats {
     async fn renew_one_ahead(&self, name: &str, before: i128) -> Result<(), NatsError> {
         // Servers of a cluster may have answered, and an acknowledgement may not have removed its message yet.
         sleep(AHEAD_FOR.mul_f64(rand::random_range(1.0..2.0))).await;
-        let again = self.ahead(&[name.to_owned()]).await?;
+        let (again, _) = self.ahead(&[name.to_owned()]).await?;
         if again.first().is_none_or(|(_, now)| *now != before) {
             return Ok(());
         }
@@ -273,8 +273,11 @@ impl Nats {
     /// Returns those of these consumers that are ahead of the stream, each with the time of its creation. Either the
     /// stream ends before what they have delivered; or it has gone on since, and keeps messages that count as
     /// acknowledged.
-    pub(super) async fn ahead(&self, names: &[String]) -> Result<Vec<(String, i128)>, NatsError> {
-        let mut seen = Vec::new();
+    pub(super) async fn ahead(
+        &self,
+        names: &[String],
+    ) -> Result<(Vec<(String, i128)>, Option<NatsError>), NatsError> {
+        let (mut seen, mut first_error) = (Vec::new(), None);
         for name in names {
             let consumer =
                 self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
@@ -282,7 +285,10 @@ impl Nats {
                 Ok(consumer) => consumer,
                 // One that is missing is not ahead.
                 Err(error) if matches!(error.kind(), ConsumerErrorKind::JetStream(_)) => continue,
-                Err(error) => return Err(unavailable("get the consumer", &error)),
+                Err(error) => {
+                    first_error = first_error.or_else(|| Some(unavailable("get the consumer", &error)));
+                    continue;
+                }
             };
             let info = consumer.cached_info();
             let (delivered, floor) = (info.delivered.stream_sequence, info.ack_floor.stream_sequence);
@@ -308,7 +314,7 @@ impl Nats {
                 ahead.push((name, created));
             }
         }
-        Ok(ahead)
+        Ok((ahead, first_error))
     }
 
     /// Returns the sequence of a queue's first message; inside, `None` if it has none. `None`: NATS does not say.

@@ -65,9 +65,13 @@ pub(crate) async fn scan(
              no worker scanned for a while; their workers get time to write"
         );
     }
-    let mut reset = 0;
+    let (mut reset, mut failed) = (0, Ok(()));
     for jobs in gate.may_be_reset().chunks(RESETS_MAX) {
-        reset += reset_some(store, jobs, worker_id, hooks).await?;
+        match reset_some(store, jobs, worker_id, hooks).await {
+            Ok(jobs) => reset += jobs,
+            Err(error) if error.is_outage() => return Err(error),
+            Err(error) => failed = failed.and(Err(error)),
+        }
     }
     // Housekeeping. Partitions are made a week ahead: once per scan is enough, and costs one lookup.
     let made = store.create_partitions().await;
@@ -87,7 +91,7 @@ pub(crate) async fn scan(
         tracing::debug!(%error, "adding up old statistics failed; the next scan will retry");
     }
     // At the end: neither keeps the other, or the counts, from being made.
-    made.and(forgotten.map(drop)).map(|()| Some(reset))
+    failed.and(made).and(forgotten.map(drop)).map(|()| Some(reset))
 }
 
 /// Returns whether to scan now: else this worker, or another one, tries once more at its next scan. A scan hides the

@@ -365,7 +365,9 @@ async fn doctor_names_the_rights_of_a_role_and_skips_statements_that_it_may_not_
         assert_eq!(that_are(CheckState::Wrong, &checks), [""; 0], "{role}: {checks:#?}");
         assert_eq!(of(&checks, "rights").found, format!("a_{role} has the rights of tenure_{role}"));
         let reads = if role == "producer" { CheckState::Skipped } else { CheckState::Ok };
-        assert_eq!(of(&checks, "relay").state, reads, "{role}");
+        for check in ["relay", "groups"] {
+            assert_eq!(of(&checks, check).state, reads, "{role}: {check}");
+        }
         let others = of(&checks, "old_transactions");
         assert_eq!(others.state, CheckState::Skipped, "the role does not see others' sessions");
         assert!(others.to_do.as_deref().is_some_and(|to_do| to_do.contains("pg_read_all_stats")));

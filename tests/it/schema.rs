@@ -237,3 +237,26 @@ async fn the_index_predicates_never_name_a_status() {
         .await;
     assert!(!predicates.is_empty() && !predicates.contains("status"), "{predicates}");
 }
+
+/// A database that cannot hold every character is refused before anything is made in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_of_another_encoding_is_refused_by_name() {
+    let bench = bench_with_servers(|_| {}).await;
+    for (name, encoding) in [("latin", "LATIN1"), ("ascii", "SQL_ASCII")] {
+        let create = format!(
+            "CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+        );
+        bench.execute(&create).await;
+        let mut config = bench.config.clone();
+        config.database_url = bench.own.as_ref().unwrap().postgres.url_of(name);
+        let tenure = Tenure::connect(&config).await.unwrap();
+        let error = tenure.migrate().await.unwrap_err().to_string();
+        assert!(error.contains(&format!("has the encoding {encoding}, and tenure needs UTF8")), "{error}");
+        let pool = PgPool::connect(&config.database_url).await.unwrap();
+        let made: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_namespace WHERE nspname = 'tenure'")
+            .fetch_one(&pool)
+            .await
+            .unwrap();
+        assert_eq!(made, 0);
+    }
+}

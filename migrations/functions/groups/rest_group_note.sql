@@ -8,7 +8,7 @@ CREATE OR REPLACE FUNCTION tenure.rest_group_note() RETURNS TABLE (job_id uuid, 
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 UPDATE tenure.group_ends g SET rests_until = clock_timestamp() + interval '10 seconds'
  WHERE g.id = (SELECT o.id FROM tenure.group_ends o
-                WHERE (o.rests_until > clock_timestamp()) IS NOT TRUE
+                WHERE o.id >= (SELECT tenure.first_note()) AND (o.rests_until > clock_timestamp()) IS NOT TRUE
                 ORDER BY o.id LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED)
 RETURNING g.job_id, coalesce((SELECT j.queue FROM tenure.jobs j WHERE j.id = g.job_id),
                              (SELECT h.queue FROM tenure.job_history h WHERE h.id = g.job_id),

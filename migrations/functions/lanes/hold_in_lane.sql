@@ -20,7 +20,8 @@ DECLARE
     this_lane  text;
 BEGIN
     IF NEW.lane IS NULL AND NEW.clear_reason IS NULL
-       AND EXISTS (SELECT FROM tenure.lane_settings s WHERE s.queue = NEW.queue AND s.required) THEN
+       AND EXISTS (SELECT FROM tenure.lane_settings s
+                    WHERE s.queue = NEW.queue AND s.required AND s.removed_at IS NULL) THEN
         RAISE EXCEPTION 'queue % takes no job without a lane', to_json(NEW.queue)
             USING ERRCODE = 'TN009', DETAIL = 'Nothing was enqueued.',
                   HINT = 'Name the lane, or let the queue take such jobs: tenure queues lanes.';

@@ -14,7 +14,7 @@ BEGIN
     END IF;
     UPDATE tenure.lane_settings s
        SET running = NULL, rate = NULL, burst = NULL, queue_rate = NULL, queue_burst = NULL, turns = false,
-           ordered = false, tokens = NULL, removed_at = clock_timestamp()
+           ordered = false, required = false, tokens = NULL, removed_at = clock_timestamp()
      WHERE s.queue = of AND s.removed_at IS NULL;
     IF NOT FOUND THEN
         RETURN false;

@@ -25,14 +25,20 @@ BEGIN
     BEGIN
         redriven_ids := ARRAY(SELECT tenure.redrive(ids));
     EXCEPTION
-        WHEN lock_not_available OR deadlock_detected OR query_canceled THEN RAISE;
         WHEN OTHERS THEN
+            -- Of the statement, of the server, or of somebody in the way: of no single job.
+            IF left(SQLSTATE, 2) IN ('40', '42', '53', '55', '57', '58') THEN
+                RAISE;
+            END IF;
             FOREACH one IN ARRAY ids LOOP
                 BEGIN
                     redriven_ids := redriven_ids || ARRAY(SELECT tenure.redrive(ARRAY[one]));
                 EXCEPTION
-                    WHEN lock_not_available OR deadlock_detected OR query_canceled THEN RAISE;
-                    WHEN OTHERS THEN NULL;
+                    WHEN OTHERS THEN
+                        IF left(SQLSTATE, 2) IN ('40', '42', '53', '55', '57', '58') THEN
+                            RAISE;
+                        END IF;
+                        RAISE WARNING 'tenure: dead letter % cannot be redriven: %', one, SQLERRM;
                 END;
             END LOOP;
     END;

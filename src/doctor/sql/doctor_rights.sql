@@ -35,6 +35,7 @@ WITH needs (role, relation, privileges, columns) AS (VALUES
     ('worker', 'effects', '{UPDATE}', '{result,fencing_token,step_kind}'),
     ('worker', 'followers', '{SELECT,INSERT}', NULL),
     ('worker', 'job_edges', '{SELECT,INSERT}', NULL),
+    ('worker', 'group_ends', '{SELECT}', '{id,job_id,rests_until}'),
     ('worker', 'workers', '{SELECT,INSERT,UPDATE,DELETE}', NULL),
     ('worker', 'scanner_state', '{SELECT,UPDATE}', NULL),
     ('worker', 'turns', '{SELECT,UPDATE}', NULL),
