@@ -197,6 +197,7 @@ lines = {
     "nan": b'{"output": NaN}', "huge": b'{"output": 1e400}', "half": b'{"output": "\\ud800"}',
     "latin-1": b'{"output": "M\xfcller"}', "checkpoint": b'{"stage": "s", "checkpoint": Infinity}',
     "deep": b'{"output": %s}' % deep.encode(), "long": b'{"output": "%s"}' % (b"x" * (5 << 20)),
+    "python": b"{'output': 5}",
     "log": b'{"level": "info", "value": NaN}', "text": b"x" * (5 << 20),
 }
 sys.stdout.buffer.write(lines.get(kind, b"M\xfcller") + b"\n")
@@ -207,7 +208,9 @@ sys.exit(65 if kind == "stderr" else 0)"#;
     let command = format!("python3 {}", file.display());
     let worker = work(&bench, &["--exec", &command, "--concurrency", "4"]);
     let mut ids = Vec::new();
-    for kind in ["nan", "huge", "half", "latin-1", "checkpoint", "deep", "long", "log", "text", "stderr"] {
+    for kind in
+        ["nan", "huge", "half", "latin-1", "checkpoint", "deep", "python", "long", "log", "text", "stderr"]
+    {
         let request = JobRequest::new("q", "k", json!([kind, 1])).max_attempts(1);
         ids.push((kind, bench.tenure.enqueue(request).await.unwrap().id));
     }

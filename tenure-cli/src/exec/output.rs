@@ -192,12 +192,13 @@ impl Line {
 /// Says why a line whose loss would be that of a result cannot be read, and whether it was to settle a job. `None` for
 /// any other line.
 fn unreadable(line: &[u8], why: &serde_json::Error) -> Option<(String, bool)> {
-    let named =
-        KEPT.into_iter().find(|field| line.windows(field.len()).any(|part| part == field.as_bytes()))?;
+    // With the quotes of Python's `print`, too.
+    let has = |field: &str| line.windows(field.len()).any(|part| part == field.as_bytes());
+    let named = KEPT.into_iter().find(|field| has(field) || has(&field.replace('"', "'")))?;
     begins_as_report(line).then(|| {
         let why = format!(
             "a line with {named} is no JSON that can be kept: {why}. Such JSON is UTF-8, has no NaN, no number above \
-             1.8e308, no half of a surrogate pair, and at most 127 levels"
+             1.8e308, no half of a surrogate pair, names in double quotes, and at most 127 levels"
         );
         (why, named == KEPT[0])
     })

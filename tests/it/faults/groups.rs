@@ -52,4 +52,17 @@ pub(super) const FAULTS: &[Fault] = &[
             "groups::troubles::one_follower_that_cannot_be_released_keeps_back_no_other",
         ],
     ),
+    fault(
+        "somebody's trigger or constraint refuses the row of one follower, or of one dead letter of a calm redrive",
+        "other followers and other redrives go on; doctor names the jobs",
+        &[
+            "groups::troubles::a_follower_that_postgres_refuses_to_write_keeps_back_no_other_and_doctor_names_it",
+            "redrives::a_dead_letter_that_postgres_refuses_to_redrive_holds_up_nothing",
+        ],
+    ),
+    fault(
+        "a producer names a job of somebody else as its own, by a snapshot of before that job",
+        "refused, and to be begun again",
+        &["sql_lanes::a_producer_changes_no_job_by_the_functions_that_run_with_the_owners_rights"],
+    ),
 ];

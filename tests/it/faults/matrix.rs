@@ -427,6 +427,7 @@ pub(super) const FAULTS: &[(&str, &[Fault])] = &[
                     "faults::nats::answers_to_messages_that_a_restored_stream_has_lost_remove_no_other_message",
                     "faults::nats::a_consumer_that_is_ahead_of_its_stream_is_made_anew",
                     "faults::nats::answers_to_messages_that_a_new_leader_has_never_had_remove_no_other_message",
+                    "disaster::a_stream_that_is_restored_from_a_backup_repeats_no_submission_and_loses_none_that_follows",
                     "given::an_applications_pool_and_client_serve_enqueues_workers_and_handlers_and_stay_open",
                 ],
             ),
@@ -565,8 +566,11 @@ pub(super) const FAULTS: &[(&str, &[Fault])] = &[
             ),
             fault(
                 "PgBouncer in transaction mode",
-                "everything works, with default settings",
-                &["faults::postgres::everything_works_behind_pgbouncer_in_transaction_mode"],
+                "everything works, with default settings; one that mixes up prepared statements (before 1.21) is named",
+                &[
+                    "faults::postgres::everything_works_behind_pgbouncer_in_transaction_mode",
+                    "faults::postgres::a_pooler_that_mixes_up_prepared_statements_is_named",
+                ],
             ),
             fault(
                 "a newer schema; an older one, or none",
