@@ -53,9 +53,9 @@ pub struct Config {
     pub payload_bytes_max: usize,
     /// The most jobs that one message names, if they become due together. `TENURE_JOBS_PER_MESSAGE`, 0 to 64. 1: each
     /// job has a message of its own. 0, the default: they share messages where every worker of their queue has many
-    /// slots. A larger number holds whatever slots the workers have. Update every worker before you raise it above 1:
-    /// a worker of an earlier release takes such a message for a malformed one, and its jobs wait for the
-    /// relay.
+    /// slots. With a larger number, messages name as many even if the workers have few slots. Update every worker
+    /// before you raise it above 1: a worker of an earlier release takes such a message for a malformed one, and its
+    /// jobs wait for the relay.
     pub jobs_per_message: usize,
     /// The largest checkpoint. `TENURE_CHECKPOINT_BYTES_MAX`, default 1 MiB.
     pub checkpoint_bytes_max: usize,

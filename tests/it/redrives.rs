@@ -336,21 +336,13 @@ async fn a_dead_letter_that_postgres_refuses_to_redrive_holds_up_nothing() {
     bench.execute("UPDATE tenure.dead_letter_jobs SET queue = 'odd'").await;
     dead(&bench, 1).await;
     begun(&bench, CalmRedrive::new().canary(1)).await;
-    let refuse = format!(
-        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
-             $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$;
-         CREATE TRIGGER refuse BEFORE INSERT ON tenure.jobs FOR EACH ROW
-             WHEN (NEW.id = '{refused}') EXECUTE FUNCTION public.refuse()"
-    );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(refuse)).execute(&bench.pool).await.unwrap();
+    bench.refuse("INSERT ON tenure.jobs", &format!("NEW.id = '{refused}'")).await;
     bench.execute("SELECT FROM tenure.tend_redrives(1000)").await;
     let went = "SELECT string_agg(redriven || '/' || missing, ' ' ORDER BY jobs DESC) FROM tenure.redrives";
     assert_eq!(bench.value::<String>(went).await, "4/1 1/0");
     assert_eq!(bench.value::<Uuid>("SELECT id FROM tenure.dead_letter_jobs").await, refused);
     // And if the redrive itself cannot be written.
-    let refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON tenure.redrives FOR EACH ROW
-                      WHEN (NEW.jobs = 5) EXECUTE FUNCTION public.refuse()";
-    bench.execute(refuse).await;
+    bench.refuse("UPDATE ON tenure.redrives", "NEW.jobs = 5").await;
     let others = ids(&bench).await;
     end(&bench, &others, "completed").await;
     let why: String = bench.value("SELECT string_agg(why, ' ') FROM tenure.tend_redrives(1000)").await;

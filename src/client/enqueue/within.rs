@@ -34,7 +34,7 @@ impl JobRequest {
             self.options.expires_in_s = None;
         }
         if let Some(within) = self.options.expires_in_s.filter(|_| waits) {
-            let expected = "left out: nobody knows when a follower is due; not_after is a time";
+            let expected = "left out: a follower is due when those before it have ended; give it a not_after";
             return Err(EnqueueError::Option { what: "expires_in", value: format!("{within} s"), expected });
         }
         self.options = self.options_without_key_of_type();

@@ -565,10 +565,10 @@ pub(super) const FAULTS: &[(&str, &[Fault])] = &[
                 ],
             ),
             fault(
-                "PgBouncer in transaction mode",
+                "PgBouncer in transaction mode; before 1.21 in session mode",
                 "everything works, with default settings; one that mixes up prepared statements (before 1.21) is named",
                 &[
-                    "faults::postgres::everything_works_behind_pgbouncer_in_transaction_mode",
+                    "faults::postgres::everything_works_behind_pgbouncer_in_the_mode_for_its_version",
                     "faults::postgres::a_pooler_that_mixes_up_prepared_statements_is_named",
                 ],
             ),

@@ -381,8 +381,8 @@ async fn pooled(bench: &Bench, settings: &str) -> (tokio::process::Child, String
         &ini,
         format!(
             "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
-             listen_port = {port}\nauth_type = scram-sha-256\nauth_file = {}\npool_mode = transaction\n\
-             {settings}\nmax_client_conn = 500\ndefault_pool_size = 20\nunix_socket_dir =\nlogfile = {}\n",
+             listen_port = {port}\nauth_type = scram-sha-256\nauth_file = {}\n{settings}\n\
+             max_client_conn = 500\nunix_socket_dir =\nlogfile = {}\n",
             postgres.port(),
             users.display(),
             folder.join("log").display(),
@@ -405,15 +405,21 @@ async fn pooled(bench: &Bench, settings: &str) -> (tokio::process::Child, String
     (pooler, url)
 }
 
+/// Whether this machine's PgBouncer can keep the prepared statements of its clients apart.
+fn keeps_statements_apart() -> bool {
+    let version = std::process::Command::new("pgbouncer").arg("--version").output().unwrap().stdout;
+    let version = String::from_utf8_lossy(&version).into_owned();
+    version.split(['.', '\n']).nth(1).unwrap().parse::<u32>().unwrap() >= 21
+}
+
 /// A PgBouncer that leaves prepared statements to the sessions, as those before 1.21 do: `migrate`, `doctor` and a
 /// producer name it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_that_mixes_up_prepared_statements_is_named() {
     let bench = bench_with_servers(steady).await;
-    let version = std::process::Command::new("pgbouncer").arg("--version").output().unwrap().stdout;
-    let version = String::from_utf8_lossy(&version).into_owned();
-    let minor: u32 = version.split(['.', '\n']).nth(1).unwrap().parse().unwrap();
-    let (_pooler, url) = pooled(&bench, if minor < 21 { "" } else { "max_prepared_statements = 0" }).await;
+    let off = if keeps_statements_apart() { "max_prepared_statements = 0" } else { "" };
+    let transactions = format!("pool_mode = transaction\ndefault_pool_size = 20\n{off}");
+    let (_pooler, url) = pooled(&bench, &transactions).await;
     let mut config = bench.config.clone();
     config.database_url = url;
     let named = |said: &str| said.contains("PgBouncer in transaction mode has to be 1.21 or later");
@@ -429,12 +435,17 @@ async fn a_pooler_that_mixes_up_prepared_statements_is_named() {
     assert!(named(&said), "{said}");
 }
 
-/// The pooler's transaction mode, with default settings: each transaction may get a different session.
+/// The pooler's transaction mode, with default settings: each transaction may get a different session. A PgBouncer before
+/// 1.21 has its session mode for that.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs PgBouncer 1.21"]
-async fn everything_works_behind_pgbouncer_in_transaction_mode() {
+async fn everything_works_behind_pgbouncer_in_the_mode_for_its_version() {
     let bench = bench_with_servers(steady).await;
-    let (_pooler, url) = pooled(&bench, "max_prepared_statements = 200").await;
+    let mode = if keeps_statements_apart() {
+        "pool_mode = transaction\ndefault_pool_size = 20\nmax_prepared_statements = 200"
+    } else {
+        "pool_mode = session\ndefault_pool_size = 200"
+    };
+    let (_pooler, url) = pooled(&bench, mode).await;
     let mut config = bench.config.clone();
     config.database_url = url;
     let tenure = Tenure::connect(&config).await.unwrap();

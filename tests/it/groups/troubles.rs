@@ -19,19 +19,7 @@ async fn a_follower_that_postgres_refuses_to_write_keeps_back_no_other_and_docto
         bench.tenure.group([part]).then(job("merge", json!({}))).await.unwrap()
     };
     let (refused, others) = (group(1).await, [group(2).await, group(3).await]);
-    bench
-        .execute(
-            "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
-                 $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$",
-        )
-        .await;
-    bench
-        .execute(&format!(
-            "CREATE TRIGGER refuse BEFORE UPDATE ON tenure.jobs FOR EACH ROW
-                 WHEN (NEW.id = '{}') EXECUTE FUNCTION public.refuse()",
-            refused.id
-        ))
-        .await;
+    bench.refuse("UPDATE ON tenure.jobs", &format!("NEW.id = '{}'", refused.id)).await;
     let running = worker(&bench.tenure);
     for of in [&refused, &others[0], &others[1]] {
         bench.tenure.retry(of.jobs[0]).await.unwrap();
@@ -60,16 +48,7 @@ async fn one_follower_that_cannot_be_released_keeps_back_no_other() {
     let running = worker(&bench.tenure);
     until_status(&bench, cut.id, "cancelled").await;
     // It cannot come back: a trigger of somebody refuses its row.
-    let refuse = "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
-                      $$ BEGIN RAISE EXCEPTION 'not here'; END $$";
-    bench.execute(refuse).await;
-    bench
-        .execute(&format!(
-            "CREATE TRIGGER refuse BEFORE INSERT ON tenure.jobs FOR EACH ROW
-                 WHEN (NEW.id = '{}') EXECUTE FUNCTION public.refuse()",
-            cut.id
-        ))
-        .await;
+    bench.refuse("INSERT ON tenure.jobs", &format!("NEW.id = '{}'", cut.id)).await;
     mended(&bench).await;
     bench.tenure.retry(cut.jobs[0]).await.unwrap();
     until_status(&bench, cut.jobs[0], "completed").await;

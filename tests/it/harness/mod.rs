@@ -148,6 +148,17 @@ impl Bench {
             .rows_affected()
     }
 
+    /// Makes Postgres refuse rows, as somebody's trigger may: `on` says which, as in `UPDATE ON tenure.jobs`, and the
+    /// condition. Its name is `refuse`.
+    pub async fn refuse(&self, on: &str, when: &str) {
+        let function = "CREATE OR REPLACE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS
+                            $$ BEGIN RAISE EXCEPTION 'too odd' USING ERRCODE = '22023'; END $$";
+        self.execute(function).await;
+        let trigger = "EXECUTE FUNCTION public.refuse()";
+        self.execute(&format!("CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW WHEN ({when}) {trigger}"))
+            .await;
+    }
+
     /// Rows as one text, for an assertion that shows them all.
     pub async fn text(&self, sql: &str) -> String {
         self.value::<Option<String>>(&format!("SELECT string_agg(t::text, E'\\n') FROM ({sql}) t"))
