@@ -76,10 +76,12 @@ use crate::{
 };
 
 /// The most requests that are served at once, the most that wait for a job, and the most that wait for an end: none of
-/// them keeps one of the others from being served.
+/// them keeps one of the others from being served. Of large bodies fewer: see [`PLACE_BYTES`].
 const REQUESTS_MAX: usize = 20_000;
 const TAKES_MAX: usize = 8_000;
 const WAITING_MAX: usize = 20_000;
+/// The bytes of a body that one of these places is for. A larger body takes several.
+const PLACE_BYTES: usize = 16 * 1_024;
 /// The most takes that claim at once. More of them than there are connections to Postgres would only wait for one, each
 /// with the memory of a whole claim.
 const CLAIMING_MAX: usize = 24;
@@ -277,8 +279,9 @@ impl Gateway {
             "wait" => &self.0.waiting,
             _ => &self.0.slots,
         };
-        // Until the answer has arrived.
-        let slot = slots.clone().try_acquire_owned();
+        // Until the answer has arrived. A large body takes the places of many.
+        let places = u32::try_from(1 + body.len() / PLACE_BYTES).unwrap_or(u32::MAX);
+        let slot = slots.clone().try_acquire_many_owned(places);
         let answered = if slot.is_ok() {
             // In a box: a request that is refused needs none of that memory.
             let served = Box::pin(AssertUnwindSafe(self.route(name, &queue, &body)).catch_unwind()).await;
@@ -393,9 +396,7 @@ impl Gateway {
         let done: Vec<_> = (queues.iter())
             .filter_map(|(name, queue)| queue.measures.rates.take().map(|done| (name.as_str(), done)))
             .collect();
-        if !done.is_empty()
-            && let Err(error) = self.0.store.report(&done).await
-        {
+        if let Err(error) = self.0.store.report(&done).await {
             tracing::debug!(%error, "could not report the rates of workers behind the gateway");
         }
     }

@@ -1,9 +1,15 @@
 //! Presence: the rows of workers behind gateways, and what they learn of their jobs.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Datelike, SecondsFormat, Utc};
+use futures::FutureExt;
 use serde::Serialize;
+use tokio::{sync::Mutex, time::sleep};
 use uuid::Uuid;
 
 use super::{
@@ -30,18 +36,28 @@ const SLOTS_MAX: u64 = 10_000;
 /// The most characters of a name for people.
 const NAME_MAX: usize = 200;
 
+/// After a look at the claims of workers the next one waits for so many times as long as that one took.
+const PAUSE_AFTER_CLAIMS: u32 = 4;
+
 /// Makes the batches of questions after the claims of workers: one statement reads the table of live jobs for many of
 /// them.
 pub(super) fn claims_batches(
     store: &Store,
 ) -> Batcher<(String, DateTime<Utc>), Result<Vec<ClaimKey>, StoreError>> {
     let store = store.clone();
+    let turns = Arc::<Mutex<()>>::default();
     Batcher::spawn(
         |_| 0,
         move |batch: Vec<(String, DateTime<Utc>)>| {
-            let store = store.clone();
+            let (store, turns) = (store.clone(), turns.clone());
             async move {
-                match store.claims_of(&batch).await {
+                let turn = turns.lock_owned().await;
+                let began_at = Instant::now();
+                let claims = store.claims_of(&batch).await;
+                // Anybody may ask. The more the table holds, the less often it is read.
+                let pause = began_at.elapsed() * PAUSE_AFTER_CLAIMS;
+                store.spawn(sleep(pause).map(|()| drop(turn)));
+                match claims {
                     // Not by the worker: another beat of it may be in the batch, of a moment before or after.
                     Ok(claims) => {
                         let of = |asked: usize| {

@@ -16,11 +16,17 @@ mod hooks;
 mod verdict;
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
 
 pub(crate) use self::verdict::{DELAY_MAX, Verdict, verdict};
 use crate::{
@@ -48,6 +54,10 @@ use crate::{
     watch::run::Hints,
 };
 
+/// How often a completion may come too late with others, and then alone, until its output counts as the reason.
+const LATE_MAX: u32 = 2;
+const ALONE_MAX: u32 = 3;
+
 /// The result of writing a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settled {
@@ -70,6 +80,8 @@ pub(crate) struct Settle {
     quarantine: Quarantine,
     tags: TagCounts,
     completions: Batcher<Completion, Result<bool, StoreError>>,
+    /// How many statements have completed jobs.
+    completed: Arc<AtomicU64>,
     ends: Batcher<AttemptEnd, Result<Option<Route>, StoreError>>,
     /// Retries completions whose rows were locked or refused, without holding up the others.
     completions_again: Batcher<Completion, Result<bool, StoreError>>,
@@ -84,12 +96,18 @@ impl Settle {
         hints: Option<Hints>,
         tags: TagCounts,
     ) -> Self {
+        let completed = Arc::<AtomicU64>::default();
         let completions = |how| {
-            let store = store.clone();
+            let (store, completed) = (store.clone(), completed.clone());
             let bytes = |completion: &Completion| completion.output.as_ref().map_or(0, String::len);
             Batcher::spawn(bytes, move |batch: Vec<Completion>| {
-                let store = store.clone();
-                async move { complete(&store, how, batch).await }
+                let (store, completed) = (store.clone(), completed.clone());
+                async move {
+                    let answers = complete(&store, how, batch).await;
+                    let some = answers.iter().any(|answer| matches!(answer, Ok(true)));
+                    completed.fetch_add(some.into(), Ordering::Relaxed);
+                    answers
+                }
             })
         };
         let ends = || {
@@ -103,6 +121,7 @@ impl Settle {
         Self {
             completions: completions(LockPolicy::Wait),
             completions_again: completions(LockPolicy::Skip),
+            completed,
             ends: ends(),
             ends_again: ends(),
             quarantine: Quarantine::new(store.clone()),
@@ -265,8 +284,15 @@ impl Settle {
         let mut wait = Waits::new();
         let mut completions = &self.completions;
         let mut unanswered = false;
+        let mut late = 0;
+        let mut alone = Alone { completed: self.completed.load(Ordering::Relaxed), failed: 0 };
         loop {
-            match completions.run(completion.clone()).await {
+            let answer = if late < LATE_MAX {
+                completions.run(completion.clone()).await
+            } else {
+                Some(Box::pin(self.complete_alone(&completion, &mut alone)).await)
+            };
+            match answer {
                 Some(Ok(true)) => return Ok(Settled::Written),
                 Some(Ok(false)) => {
                     match Box::pin(self.ask(&completion.key)).await {
@@ -282,8 +308,9 @@ impl Settle {
                     }
                 }
                 // Postgres will always refuse bad values; a missing right or server may come back.
-                Some(Err(error)) if !error.is_the_datas_fault() => {
+                Some(Err(error)) if !error.is_the_datas_fault() && alone.failed < ALONE_MAX => {
                     unanswered |= error.is_outage();
+                    late += u32::from(error.is_late());
                     if let Some(left_out) = repeats::tell("completion", &error) {
                         tracing::warn!(%error, left_out, "could not write a completion; the worker will retry");
                     }
@@ -297,6 +324,22 @@ impl Settle {
             completions = &self.completions_again;
             wait.next().await;
         }
+    }
+
+    /// Completes a job whose completion came too late before. If it does so alone, too, while Postgres answers everybody
+    /// else, its output is at fault, not the server.
+    async fn complete_alone(&self, completion: &Completion, alone: &mut Alone) -> Result<bool, StoreError> {
+        // Sooner than the time of a call: its end would count as an outage.
+        let within = self.store.within().mul_f64(0.8);
+        let answer = timeout(within, self.store.complete_alone(completion)).await;
+        let answer = answer.unwrap_or_else(|_| Err(self.store.no_answer().into()));
+        if answer.as_ref().is_err_and(StoreError::is_late) {
+            self.store.database_time().await?;
+            let completed = self.completed.load(Ordering::Relaxed);
+            alone.failed += u32::from(completed > alone.completed);
+            alone.completed = completed;
+        }
+        answer
     }
 
     /// Writes the end of an attempt; also returns its outcome. If Postgres refuses a value of it, `end` becomes the one
@@ -368,6 +411,13 @@ fn loggable(end: &AttemptEnd) -> Option<String> {
         return Some("the payload does not fit the type of its handler; `tenure jobs show` says why".into());
     }
     end.error.as_deref().map(|error| storable(error).into_owned())
+}
+
+/// How often a completion came too late by itself, while others were written.
+struct Alone {
+    /// How many statements had completed jobs by then.
+    completed: u64,
+    failed: u32,
 }
 
 /// How a claim ended.

@@ -159,6 +159,16 @@ async fn a_large_result_is_read_when_it_is_asked_for() {
 }
 
 #[tokio::test]
+async fn a_result_counts_with_each_digit_that_postgres_writes() {
+    let mut one = one().await;
+    one.context.checkpoint_bytes_max = 100_000;
+    let tiny = async || Ok(vec![1e-300_f64; 500]);
+    let error = one.context.step("tiny", tiny).await.unwrap_err();
+    let said = error.text();
+    assert!(said.contains("but at most 100000 are allowed"), "{said}");
+}
+
+#[tokio::test]
 async fn a_sleep_lasts_by_the_clock_of_postgres() {
     let one = one().await;
     let left = |error: JobError| error.suspended().unwrap();

@@ -33,13 +33,20 @@ pub struct Unit {
 }
 
 impl Store {
-    /// Adds a worker's counts to this minute.
+    /// Adds a worker's counts to this minute, and waits for the report before this one, whose caller may have gone: a
+    /// worker that stops has then reported all. Without counts it only waits.
     pub(crate) async fn report(&self, done: &[(&str, QueueCounts)]) -> Result<(), StoreError> {
         let mut reported: Vec<_> = done.iter().map(|(queue, done)| Reported { queue, done }).collect();
         // In one order, so that workers that report at once never deadlock.
         reported.sort_by_key(|of| of.queue);
-        let reported = serde_json::to_value(&reported).unwrap_or_default();
-        self.rows_within(REPORTED_WITHIN, query(REPORT).bind(reported)).await.map(drop)
+        let reported = (!reported.is_empty()).then(|| serde_json::to_value(&reported).unwrap_or_default());
+        let store = self.clone();
+        let sent = self.spawn(async move {
+            let _one = store.reporting.lock().await;
+            let Some(reported) = reported else { return Ok(()) };
+            store.rows_within(REPORTED_WITHIN, query(REPORT).bind(reported)).await.map(drop)
+        });
+        sent.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed.into()))
     }
 
     /// Adds up the counts of earlier minutes by longer units of time, and deletes those of more than eight days ago.
@@ -75,5 +82,34 @@ impl Store {
             })
         };
         Ok(rows.iter().map(unit).collect::<Result<_, sqlx::Error>>()?)
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+    use crate::proof::place_with;
+
+    /// A worker drops its loop of reports when it stops. What that had taken from the counts is on its way.
+    #[tokio::test]
+    async fn a_workers_last_report_waits_for_the_one_before() {
+        let place = place_with(|_| ()).await;
+        let store = place.tenure.store().clone();
+        let mut lock = place.pool.begin().await.unwrap();
+        sqlx::query("LOCK TABLE tenure.activity").execute(&mut *lock).await.unwrap();
+        let before = tokio::spawn({
+            let store = store.clone();
+            async move { store.report(&[("q", QueueCounts { completed: 1, ..QueueCounts::default() })]).await }
+        });
+        let waits = "SELECT count(*) FROM pg_stat_activity
+                      WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        while place.value(waits).await != "1" {}
+        before.abort();
+        let last = tokio::spawn(async move { store.report(&[]).await });
+        tokio::task::yield_now().await;
+        lock.commit().await.unwrap();
+        last.await.unwrap().unwrap();
+        assert_eq!(place.value("SELECT sum(completed) FROM tenure.activity").await, "1");
     }
 }

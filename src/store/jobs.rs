@@ -431,6 +431,19 @@ impl Store {
         Ok(completed(&rows, completions)?)
     }
 
+    /// Completes one job by a statement of its own, past its row if that is locked, as [`Store::claim_alone`] claims.
+    pub(crate) async fn complete_alone(&self, completion: &Completion) -> Result<bool, StoreError> {
+        let ClaimKey { job, token, claim } = completion.key;
+        let keys = |sql: &'static str| query(sql).bind([job]).bind([token]).bind([claim]);
+        let query = match completion.keeps {
+            Keeps::History => keys(COMPLETE_SKIP).bind([completion.output.clone()]),
+            Keeps::Nothing => keys(COMPLETE_UNKEPT_SKIP).bind([job; 0]),
+            Keeps::NothingWithTraces => keys(COMPLETE_UNKEPT_SKIP).bind([job]),
+        };
+        let rows = self.rows_alone(query).await?;
+        Ok(completed(&rows, std::slice::from_ref(completion))?.pop().unwrap_or_default())
+    }
+
     /// Ends attempts that did not complete. Refused ones are missing from the answer.
     pub(crate) async fn settle(
         &self,

@@ -280,6 +280,8 @@ async fn a_checkpoint_that_is_too_large_says_what_to_do_and_the_last_good_one_st
         ctx.save_checkpoint(&7).await?;
         ctx.save_checkpoint(&"x".repeat(98)).await?;
         ctx.save_checkpoint(&7).await?;
+        // Postgres writes each of its digits.
+        ctx.save_checkpoint(&1e-97).await.unwrap_err();
         ctx.save_checkpoint(&"x".repeat(99)).await?;
         Ok(Outcome::Done(None))
     };

@@ -97,6 +97,8 @@ async fn the_outcome_that_a_handler_returns_is_written() {
     let unfit = ("failed", Some(Category::InvalidOutput), 0, None);
     assert_eq!(returned(Outcome::Done(Some(json!("\0")))), unfit);
     assert_eq!(returned(Outcome::DoneJson("{".into())), unfit);
+    // 1.6 MB of digits.
+    assert_eq!(returned(Outcome::DoneJson(format!("[{}1]", "1e-16383,".repeat(100)))), unfit);
 }
 
 #[tokio::test]

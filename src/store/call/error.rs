@@ -184,6 +184,13 @@ impl StoreError {
         self.is_locked() || self.is_outage() || self.has_code(|code| code.starts_with("40"))
     }
 
+    /// Whether the call took longer than it may: the server may be slow, or this statement.
+    pub(crate) fn is_late(&self) -> bool {
+        let Self::Unavailable(error) = self else { return false };
+        let is_io = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
+        self.has_code(|code| code == "57014") || matches!(&**error, sqlx::Error::Io(error) if is_io(error))
+    }
+
     /// Whether Postgres was away, or had no room. A lock that came too late is no outage, nor is a time limit of the
     /// statement.
     pub(crate) fn is_outage(&self) -> bool {

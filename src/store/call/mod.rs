@@ -89,6 +89,8 @@ pub struct Inner {
     lines: [Arc<tokio::sync::Mutex<LineConnection>>; LINES],
     /// Held by the one statement that may take long and holds a connection of the pool.
     aside: tokio::sync::Mutex<()>,
+    /// Held by a report of rates until Postgres has it: the last one of a worker waits for the one before.
+    pub(in crate::store) reporting: tokio::sync::Mutex<()>,
     within: Duration,
     availability: watch::Sender<Availability>,
     read_only: ReadOnly,
@@ -140,6 +142,7 @@ impl Store {
             handlers: handlers.unwrap_or_else(|| pool(config.handler_connections)),
             lines: Default::default(),
             aside: tokio::sync::Mutex::default(),
+            reporting: tokio::sync::Mutex::default(),
             within,
             availability: watch::Sender::new(now),
             read_only: ReadOnly::default(),

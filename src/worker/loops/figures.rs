@@ -42,9 +42,6 @@ impl Report {
         let done: Vec<_> = (self.queues.measures.iter())
             .filter_map(|(queue, of)| of.rates.take().map(|done| (queue.as_str(), done)))
             .collect();
-        if done.is_empty() {
-            return;
-        }
         if let Err(error) = self.store.report(&done).await {
             let is_denied = error.is_denied();
             let error = JobError::from(error).text();

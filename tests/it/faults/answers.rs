@@ -289,3 +289,43 @@ async fn a_server_that_was_read_only_for_a_while_is_left_as_soon_as_it_says_so()
     super::all_done_once(&bench, 21).await;
     working.stop().await;
 }
+
+/// What Postgres does with one output takes longer than a call may.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_that_is_late_each_time_is_that_jobs_fault() {
+    let bench = bench_with(|config| {
+        config.timing.database_within = Duration::from_secs(1);
+        config.timing.stale_after = Duration::from_secs(30);
+        config.timing.ack_wait = Duration::from_secs(60);
+    })
+    .await;
+    let slow = "CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN PERFORM pg_sleep(2); RAISE query_canceled; END $$";
+    bench.execute(slow).await;
+    let trigger = "CREATE TRIGGER slow BEFORE INSERT ON tenure.job_history FOR EACH ROW
+                   WHEN (NEW.output = '\"slow\"' AND NEW.status = 'completed') EXECUTE FUNCTION public.slow()";
+    bench.execute(trigger).await;
+    let handler = async |payload: Value, _: JobContext| Ok::<_, JobError>(Outcome::Done(Some(payload)));
+    let working = Running::start(
+        Worker::builder(&bench.tenure).handle_any(KindOptions::new(), handler).concurrency("q", 4),
+    );
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let slow = bench.tenure.enqueue(JobRequest::new("q", "k", json!("slow"))).await.unwrap().id;
+    let mut others = Vec::new();
+    let ended = loop {
+        let other = bench.tenure.enqueue(JobRequest::new("q", "k", json!("quick"))).await.unwrap().id;
+        others.push(other);
+        bench.until_finished(other).await;
+        match bench.tenure.job(slow).await.unwrap() {
+            Some(job) if job.status == Status::Failed => break job,
+            _ => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    };
+    let error = ended.last_error.unwrap_or_default();
+    assert!(error.contains("the completion was refused"), "{error}");
+    assert_eq!(ended.fencing_token.0, 1, "its only attempt");
+    for other in others {
+        assert_eq!(bench.until_finished(other).await.fencing_token.0, 1);
+    }
+    working.stop().await;
+}

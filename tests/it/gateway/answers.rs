@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tenure::{JobId, Status};
 
 use super::{Foreign, about, all, enqueue, faults::patient, gateway, id, outcomes};
-use crate::harness::{bench, bench_with};
+use crate::harness::{Child, bench, bench_with};
 
 impl Foreign {
     /// Takes jobs until this one comes.
@@ -133,6 +133,96 @@ async fn progress_outside_of_its_range_is_refused_and_a_long_message_is_cut_in_t
     let (head, tail) = ("a".repeat(8_000), "z".repeat(8_000));
     assert!(message.len() <= 16 << 10 && message.starts_with(&head) && message.ends_with(&tail));
     assert!(message.contains(" bytes left out "), "it says so");
+}
+
+/// A flood of one refusal hides no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_are_logged_once_by_their_queue_request_and_code() {
+    let bench = bench_with(patient).await;
+    bench.tenure.setup(&["q".into()]).await.unwrap();
+    let mut gateway = Child::spawn(bench.program(&["gateway"]), "gateway");
+    gateway.until_log("worker started").await;
+    let worker = Foreign::start(&bench, "one").await;
+    worker.take(1, 0).await;
+    let refused = async |request: &str, body: &str| {
+        for _ in 0..20 {
+            let answer = worker.raw(&format!("w.{request}"), body).await;
+            assert!(answer["error"].is_object(), "{answer}");
+        }
+    };
+    let unknown = r#"{"v":1,"worker":"unknown","slots":1,"wait_ms":0,"kinds":{"*":{}}}"#;
+    refused("q.take", "{}").await;
+    refused("q.take", unknown).await;
+    refused("q.beat", "{}").await;
+    refused("other.take", unknown).await;
+    let log = gateway.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("the gateway refused a request")).collect();
+    for (queue, request, code) in [
+        ("q", "take", "unsupported_version"),
+        ("q", "take", "hello_first"),
+        ("q", "beat", "unsupported_version"),
+        ("other", "take", "hello_first"),
+    ] {
+        let is_it =
+            |line: &&&str| [queue, request, code].iter().all(|word| line.contains(&format!("\"{word}\"")));
+        let told = lines.iter().filter(is_it).count();
+        assert!((1..=4).contains(&told), "{queue} {request} {code}: {told}\n{log}");
+    }
+}
+
+/// What it is given comes back, and disturbs the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_confirms_no_answer_waits_longer_each_time() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    let job = enqueue(&bench, "k", json!(null)).await;
+    let body = json!({"v": 1, "worker": "one", "slots": 1, "wait_ms": 10_000, "kinds": all()}).to_string();
+    let subject = format!("{}.w.q.take", worker.prefix);
+    let mut began_at = std::time::Instant::now();
+    for n in 1..=5 {
+        // Nobody is there for the answer.
+        worker.nats.publish_with_reply(subject.clone(), "_INBOX.gone", body.clone().into()).await.unwrap();
+        let released = "tenure.job_executions_all WHERE outcome = 'released'";
+        bench.until_count(released, n).await;
+        if n == 2 {
+            began_at = std::time::Instant::now();
+        }
+    }
+    // After two without a confirmation, 250 ms; then twice as long each time.
+    let paused = began_at.elapsed();
+    assert!(paused >= Duration::from_millis(1_750), "{paused:?}");
+    let taken = worker.this(job).await;
+    assert_eq!(taken["attempt"], json!(1), "none was charged");
+    assert_eq!(worker.settle(&taken, json!({"outcome": "complete"})).await, json!("settled"));
+}
+
+/// They wait for up to 30 s, each with its body.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_takes_with_large_bodies_fewer_may_wait() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    let mut inbox = worker.nats.subscribe("_INBOX.large.*").await.unwrap();
+    let body = json!({"v": 1, "worker": "one", "slots": 1, "wait_ms": 3_000, "kinds": all()}).to_string();
+    let body = format!("{body}{}", " ".repeat(1_000_000));
+    for n in 0..150 {
+        let (subject, reply) = (format!("{}.w.q.take", worker.prefix), format!("_INBOX.large.{n}"));
+        worker.nats.publish_with_reply(subject, reply, body.clone().into()).await.unwrap();
+    }
+    let mut refused = 0;
+    for _ in 0..150 {
+        let answer = tokio::time::timeout(Duration::from_secs(60), inbox.next()).await.unwrap().unwrap();
+        let answer: Value = serde_json::from_slice(&answer.payload).unwrap();
+        if answer["error"]["message"] == json!("the gateway serves too many requests") {
+            assert_eq!(answer["error"]["retry"], json!(true));
+            refused += 1;
+        }
+    }
+    // 8,000 places of 16 KiB are for 129 of them.
+    assert!((1..=21).contains(&refused), "{refused}");
+    // A worker's own take is small.
+    worker.take(1, 0).await;
 }
 
 /// Each costs memory that is not given back to the system, and the queue's consumer lets 8,192 requests wait.
