@@ -364,7 +364,7 @@ async fn the_command_line_cancels_and_says_what_it_found() {
     let (code, out, _) = run(words(&format!("jobs cancel {absent}"))).await;
     assert!(code == 1 && out.contains("does not exist"), "{out}");
     for (arguments, code, expected) in [
-        ("jobs cancel", 2, "name what to cancel: IDs, --tag, or --queue"),
+        ("jobs cancel", 2, "name what to cancel: IDs, a selection such as --queue"),
         ("jobs cancel --queue q --unique-key none", 1, "no job holds the unique key \"none\" in queue \"q\""),
         (
             "jobs cancel --queue q --unique-key a\u{1}b",

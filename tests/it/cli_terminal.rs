@@ -317,6 +317,25 @@ async fn exit_codes_are_those_of_the_docs() {
     assert_eq!(code(&bench, &["jobs", "cancel", "--queue", "empty"]).await, Some(0));
     assert_eq!(code(&bench, &["jobs", "list", "--queue", "empty"]).await, Some(0));
     worker.stop().await;
+    // A selection, and all.
+    for (kind, queue) in [("a", "one"), ("b", "one"), ("b", "two")] {
+        bench.tenure.enqueue(job(queue, kind).delay(Duration::from_secs(600))).await.unwrap();
+    }
+    let live = "tenure.jobs WHERE queue IN ('one', 'two')";
+    for (selection, left) in [
+        (vec!["--status", "retrying"], 3),
+        (vec!["--error", "no such text"], 3),
+        (vec!["--older-than", "1h"], 3),
+        (vec!["--all", "--dry-run"], 3),
+        (vec!["--kind", "b", "--status", "scheduled", "--queue", "two"], 2),
+        (vec!["--kind", "b"], 1),
+        (vec!["--all"], 0),
+    ] {
+        assert_eq!(code(&bench, &[&["jobs", "cancel"], &selection[..]].concat()).await, Some(0));
+        assert_eq!(bench.count(live).await, left, "{selection:?}");
+    }
+    assert_eq!(code(&bench, &["jobs", "cancel", "--all", "--kind", "b"]).await, Some(2));
+    assert_eq!(code(&bench, &["jobs", "cancel"]).await, Some(2));
 }
 
 #[tokio::test(flavor = "multi_thread")]

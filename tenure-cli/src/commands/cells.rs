@@ -48,9 +48,11 @@ fn about(command: &Command) -> About<'_> {
             Some(queue) => About::Queues(vec![queue]),
             None => About::Every,
         },
-        Command::Queues(QueuesCommand::Events { queue, .. } | QueuesCommand::Limit { queue, .. })
-        | Command::Jobs(JobsCommand::Cancel(CancelArgs { queue: Some(queue), .. })) => {
+        Command::Queues(QueuesCommand::Events { queue, .. } | QueuesCommand::Limit { queue, .. }) => {
             About::Queues(vec![queue])
+        }
+        Command::Jobs(JobsCommand::Cancel(CancelArgs { of, .. })) if of.queue.is_some() => {
+            About::Queues(of.queue.iter().map(String::as_str).collect())
         }
         Command::Schedules(SchedulesCommand::Add(args)) => About::Queues(vec![&args.queue]),
         Command::Jobs(

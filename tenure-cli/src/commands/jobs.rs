@@ -7,7 +7,8 @@ use serde::Serialize;
 use serde_json::{json, value::RawValue};
 
 use super::{
-    CancelArgs, Cli, JobsCommand, ListArgs, NO_ROW, Output, Usage, dead, follow, groups, print,
+    CancelArgs, Cli, JobsCommand, ListArgs, NO_ROW, Output, SelectionArgs, StatusWord, Usage, dead, follow,
+    groups, print,
     table::{Table, pairs, table},
     values::check_unless_lacking,
     watch,
@@ -76,7 +77,7 @@ pub(super) async fn run(cli: &Cli, command: &JobsCommand) -> anyhow::Result<Exit
     Ok(code)
 }
 
-impl ListArgs {
+impl SelectionArgs {
     fn filter(&self) -> anyhow::Result<JobFilter> {
         let mut filter = JobFilter::new();
         if let Some(status) = self.status {
@@ -112,20 +113,17 @@ impl ListArgs {
         if let Some(text) = &self.error {
             filter = filter.error(text);
         }
-        if let Some(id) = self.before {
-            filter = filter.before(id);
-        }
         Ok(self.tag.iter().fold(filter, JobFilter::tag))
     }
+}
 
-    fn is_filtered(&self) -> bool {
-        let Self { status, queue, kind, worker, older_than, newer_than, error, tag, before: _, limit: _ } =
-            self;
-        let texts = [queue, kind, worker, error];
-        status.is_some()
-            || older_than.or(*newer_than).is_some()
-            || !tag.is_empty()
-            || texts.into_iter().any(Option::is_some)
+impl ListArgs {
+    fn filter(&self) -> anyhow::Result<JobFilter> {
+        let filter = self.of.filter()?;
+        Ok(match self.before {
+            Some(id) => filter.before(id),
+            None => filter,
+        })
     }
 
     /// Suggests the next command when the list is empty or cut off.
@@ -134,7 +132,7 @@ impl ListArgs {
             None if self.before.is_some() => {
                 Some("no jobs come after that one; leave out --before to begin with the newest".into())
             }
-            None if self.is_filtered() => {
+            None if self.of != SelectionArgs::default() => {
                 Some("no jobs match; leave out a filter, or look in `tenure dead list`".into())
             }
             None => Some("no jobs yet; `tenure enqueue QUEUE KIND JSON` adds one".into()),
@@ -148,34 +146,30 @@ impl ListArgs {
 }
 
 async fn cancel(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result<ExitCode> {
-    let answers = match (&args.queue, &args.unique_key) {
-        _ if !args.tag.is_empty() => return cancel_tagged(cli, tenure, args).await,
+    let answers = match (&args.of.queue, &args.unique_key) {
         (Some(queue), Some(key)) => match tenure.cancel_key(queue, key).await? {
             Some(answer) => vec![answer],
             None => anyhow::bail!("no job holds the unique key {key:?} in queue {queue:?}"),
         },
-        (Some(queue), None) if args.dry_run => {
-            would_cancel(cli, tenure, queue, args.kind.as_deref()).await?;
-            return Ok(ExitCode::SUCCESS);
+        _ if args.all || args.of != SelectionArgs::default() => {
+            return cancel_selected(cli, tenure, args).await;
         }
-        (Some(queue), None) => {
-            print_cancelled(cli, tenure.cancel_all(queue, args.kind.as_deref()).await?);
-            return Ok(ExitCode::SUCCESS);
-        }
-        (None, _) if args.ids.is_empty() => {
+        _ if args.ids.is_empty() => {
             return Err(Usage(
-                "name what to cancel: IDs, --tag, or --queue, with or without --kind or --unique-key".into(),
+                "name what to cancel: IDs, a selection such as --queue, --kind or --tag, --unique-key in a queue, or \
+                 --all"
+                    .into(),
             )
             .into());
         }
-        (None, _) if args.group => {
+        _ if args.group => {
             let mut answers = Vec::new();
             for id in &args.ids {
                 answers.extend(tenure.cancel_group(*id).await?);
             }
             answers
         }
-        (None, _) => {
+        _ => {
             let answers = tenure.cancel_many(&args.ids).await?;
             args.ids.iter().copied().zip(answers).collect()
         }
@@ -215,27 +209,37 @@ fn print_cancelled(cli: &Cli, done: CancelCounts) {
     }
 }
 
-/// Cancels the jobs with these tags, or prints how many a cancellation would find.
-async fn cancel_tagged(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result<ExitCode> {
-    let mut filter = args.tag.iter().fold(JobFilter::new(), JobFilter::tag);
-    if let Some(queue) = &args.queue {
-        check_queue(queue)?;
-        filter = filter.queue(queue);
-    }
-    if let Some(kind) = &args.kind {
-        check_kind(kind)?;
-        filter = filter.kind(kind);
-    }
+/// Cancels the live jobs of a selection, or prints how many a cancellation would find.
+async fn cancel_selected(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyhow::Result<ExitCode> {
+    let SelectionArgs { queue, kind, .. } = &args.of;
+    queue.as_deref().map(check_queue).transpose()?;
+    kind.as_deref().map(check_kind).transpose()?;
+    let filter = args.of.filter()?;
     if !args.dry_run {
-        print_cancelled(cli, tenure.cancel_matching(&filter).await?);
+        // Of a whole queue, page by page: it may hold millions.
+        let is_whole =
+            args.of == SelectionArgs { queue: queue.clone(), kind: kind.clone(), ..SelectionArgs::default() };
+        let done = match queue {
+            Some(queue) if is_whole => tenure.cancel_all(queue, kind.as_deref()).await?,
+            _ => tenure.cancel_matching(&filter).await?,
+        };
+        print_cancelled(cli, done);
         return Ok(ExitCode::SUCCESS);
     }
-    let mut found = [0, 0];
-    for (status, found) in [Status::Queued, Status::Processing].into_iter().zip(&mut found) {
-        let of_status = filter.clone().status(status);
-        *found = tenure.store().match_jobs(&of_status, JobAction::Cancel, i64::MAX).await?.len();
-    }
-    print_would_cancel(cli, found);
+    let count = async |filter: JobFilter| {
+        tenure.store().match_jobs(&filter, JobAction::Cancel, i64::MAX).await.map(|jobs| jobs.len())
+    };
+    print_would_cancel(
+        cli,
+        match args.of.status {
+            Some(StatusWord::Processing) => [0, count(filter).await?],
+            Some(_) => [count(filter).await?, 0],
+            None => [
+                count(filter.clone().status(Status::Queued)).await?,
+                count(filter.status(Status::Processing)).await?,
+            ],
+        },
+    );
     Ok(ExitCode::SUCCESS)
 }
 
@@ -246,18 +250,6 @@ fn print_would_cancel(cli: &Cli, [queued, running]: [usize; 2]) {
             "{queued} queued would be cancelled, {running} running would be asked to stop"
         )),
     }
-}
-
-/// Prints how many jobs of a queue, or of one kind in it, a cancellation would find.
-async fn would_cancel(cli: &Cli, tenure: &Tenure, queue: &str, kind: Option<&str>) -> anyhow::Result<()> {
-    check_queue(queue)?;
-    kind.map(check_kind).transpose()?;
-    let mut kinds = tenure.store().live_kinds(i64::MAX).await?;
-    kinds.retain(|of| of.queue == queue && kind.is_none_or(|kind| of.kind == kind));
-    let queued: i64 = kinds.iter().map(|of| of.due + of.scheduled + of.held).sum();
-    let running: i64 = kinds.iter().map(|of| of.processing).sum();
-    print_would_cancel(cli, [queued, running].map(|jobs| usize::try_from(jobs).unwrap_or_default()));
-    Ok(())
 }
 
 /// A job's status, or, while it is queued for a later time or by its lane, its state: the words of `--status`.
@@ -432,5 +424,5 @@ pub(super) fn attempts(executions: Vec<ExecutionRow>) -> Table {
 }
 
 pub(super) fn time(at: Option<DateTime<Utc>>) -> String {
-    at.map(|at| at.format("%Y-%m-%d %H:%M:%S%.3f").to_string()).unwrap_or_default()
+    at.map(|at| at.format("%Y-%m-%d %H:%M:%S%.3fZ").to_string()).unwrap_or_default()
 }

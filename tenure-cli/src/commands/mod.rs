@@ -397,8 +397,9 @@ enum JobsCommand {
     },
 }
 
-#[derive(Debug, Args)]
-struct ListArgs {
+/// Which jobs.
+#[derive(Debug, Default, PartialEq, Args)]
+struct SelectionArgs {
     /// Only jobs of this status.
     #[arg(long, value_enum)]
     status: Option<StatusWord>,
@@ -423,6 +424,12 @@ struct ListArgs {
     /// Only jobs with this tag, such as customer=7. Repeat it for jobs that have all of several tags.
     #[arg(long, value_name = "TAG", value_parser = tag)]
     tag: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    #[command(flatten)]
+    of: SelectionArgs,
     /// Only jobs after this one in the list: the next page. Give the last ID of this page.
     #[arg(long, value_name = "ID")]
     before: Option<JobId>,
@@ -435,7 +442,8 @@ struct ListArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("many").args(["queue", "tag"]).multiple(true)))]
+#[command(group(ArgGroup::new("many").multiple(true)
+    .args(["all", "status", "queue", "kind", "worker", "older_than", "newer_than", "error", "tag"])))]
 struct CancelArgs {
     /// The jobs' IDs.
     #[arg(conflicts_with = "many", value_name = "ID")]
@@ -443,17 +451,16 @@ struct CancelArgs {
     /// Also cancel all other jobs of their groups.
     #[arg(long, conflicts_with = "many")]
     group: bool,
-    /// Cancel all jobs of this queue.
-    #[arg(long)]
-    queue: Option<String>,
-    /// Cancel all jobs with this tag. Repeat it for jobs that have all of several tags.
-    #[arg(long, value_name = "TAG", value_parser = tag)]
-    tag: Vec<String>,
-    /// Only jobs of this kind.
-    #[arg(long, requires = "many", conflicts_with = "unique_key")]
-    kind: Option<String>,
-    /// Only the job that holds this unique key.
-    #[arg(long, value_name = "KEY", requires = "queue", conflicts_with = "tag")]
+    /// Cancel all live jobs, of every queue.
+    #[arg(long, conflicts_with_all = ["status", "queue", "kind", "worker", "older_than", "newer_than", "error", "tag"])]
+    all: bool,
+    #[command(flatten)]
+    of: SelectionArgs,
+    /// Only the job that holds this unique key in the queue.
+    #[arg(
+        long, value_name = "KEY", requires = "queue",
+        conflicts_with_all = ["status", "kind", "worker", "older_than", "newer_than", "error", "tag"]
+    )]
     unique_key: Option<String>,
     /// Print how many jobs would be cancelled, and change nothing.
     #[arg(long, requires = "many", conflicts_with = "unique_key")]
