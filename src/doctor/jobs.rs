@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     Asked, Check, CheckState, NO_WRITES, jobs_of, skip, skip_by, some_of, span_of,
-    store::{JobsSeen, QueueSeen, UnservedSchedule, WorkerSeen},
+    store::{JobsSeen, QueueSeen, Slow, UnservedSchedule, WorkerSeen},
     text,
 };
 use crate::{
@@ -25,6 +25,13 @@ use crate::{
 
 const OF_WORKERS: [&str; 2] = ["workers", "versions"];
 const OF_JOBS: [&str; 3] = ["scans", "relay", "dead_letters"];
+
+pub(crate) const SLOW: &str = "slow";
+/// An attempt that has run for longer than this, and than so many times what is usual for its kind, has a warning.
+const SLOW_AFTER: Duration = Duration::from_mins(1);
+const SLOW_TIMES: f64 = 10.0;
+/// The most kinds that have such a warning each.
+const SLOW_SHOWN: i64 = 20;
 
 /// The checks of queues, and of the kinds in them.
 pub(crate) const OF_QUEUES: [&str; 3] = ["queue", "kinds", "subjects"];
@@ -525,6 +532,28 @@ fn schedules(rows: &[ScheduleRow], unserved: &[UnservedSchedule], now: DateTime<
     let paused: Vec<_> = paused.iter().filter_map(since).collect();
     Check::warning(CHECK, format!("paused: {}", some_of(&paused)))
         .advise("`tenure schedules resume NAME`, when it is time")
+}
+
+/// Looks for attempts of these queues, or of all, that take far longer than their kind has taken.
+pub(crate) async fn slow(store: &Store, named: Option<&[String]>) -> Vec<Check> {
+    match store.doctor_slow(named, SLOW_AFTER, SLOW_TIMES, SLOW_SHOWN).await {
+        Ok(slow) if slow.is_empty() => vec![Check::ok(SLOW, "no attempt runs for far longer than is usual")],
+        Ok(slow) => slow.iter().map(about_slow).collect(),
+        Err(error) => skip_by(&[SLOW], &error),
+    }
+}
+
+fn about_slow(Slow { queue, kind, jobs, first, runs, usual }: &Slow) -> Check {
+    let what = if *jobs == 1 { "attempt has" } else { "attempts have, the first" };
+    let found = format!(
+        "{jobs} {what} run for {}: of those of {kind} that completed, nineteen of twenty took {} at most",
+        measured(*runs),
+        measured(*usual),
+    );
+    Check::warning(SLOW, found).of(queue).advise(format!(
+        "`tenure jobs show {first}` says what it has reported; if what it waits for does not come, cancel it, and give \
+         the kind a timeout"
+    ))
 }
 
 /// `groups`: the largest of the last hour.

@@ -29,7 +29,7 @@ use crate::{
         duration::{measured, written},
     },
     lanes, quarantine,
-    store::StoreError,
+    store::{Store, StoreError},
 };
 
 /// The state that a check found.
@@ -177,7 +177,7 @@ impl Tenure {
         // A queue may have nothing but messages.
         let (of_queues, of_lanes, asked, unread) = match is_fit {
             Ok(()) if !can_write => {
-                let mut more = skip(&[lanes::doctor::CHECK, groups::doctor::CHECK], NO_WRITES);
+                let mut more = skip(&OF_RUNNING, NO_WRITES);
                 more.extend(quarantine::doctor::look(self.store()).await);
                 let nats = seen.as_ref().map(|_| self.nats());
                 let (_, asked, unread) = jobs::queues(self.store(), nats, named).await;
@@ -186,14 +186,13 @@ impl Tenure {
             Ok(()) => {
                 let nats = seen.as_ref().map(|_| self.nats());
                 let (of_queues, asked, unread) = jobs::queues(self.store(), nats, named).await;
-                let mut more = lanes::doctor::look(self.store(), named).await;
-                more.extend(groups::doctor::look(self.store()).await);
+                let mut more = of_running(self.store(), named).await;
                 more.extend(quarantine::doctor::look(self.store()).await);
                 (of_queues, more, asked, unread)
             }
             Err(why) => (
                 skip(&jobs::OF_QUEUES, &why),
-                skip(&[lanes::doctor::CHECK, groups::doctor::CHECK, quarantine::doctor::CHECK], &why),
+                [skip(&OF_RUNNING, &why), skip(&[quarantine::doctor::CHECK], &why)].concat(),
                 jobs::unknown(named),
                 None,
             ),
@@ -209,6 +208,30 @@ impl Tenure {
         });
         checks
     }
+}
+
+/// The checks of [`of_running`].
+pub(crate) const OF_RUNNING: [&str; 3] = [lanes::doctor::CHECK, groups::doctor::CHECK, jobs::SLOW];
+
+/// Checks what keeps jobs of these queues, or of all, from going on.
+async fn of_running(store: &Store, named: Option<&[String]>) -> Vec<Check> {
+    // In boxes: these futures are large.
+    let mut found = Box::pin(lanes::doctor::look(store, named)).await;
+    found.extend(Box::pin(groups::doctor::look(store)).await);
+    found.extend(Box::pin(jobs::slow(store, named)).await);
+    found
+}
+
+/// Notes what a scan finds wrong by [`of_running`], for the overview and the metrics. If one of the checks could not
+/// run, what was found before stays, for as long as it holds.
+#[cfg(feature = "worker")]
+pub(crate) async fn note(store: &Store, holds_for: Duration) -> Result<(), StoreError> {
+    let mut found = of_running(store, None).await;
+    if found.iter().any(|check| check.state == CheckState::Skipped) {
+        return Ok(());
+    }
+    found.retain(|check| check.state != CheckState::Ok);
+    store.note_findings(serde_json::json!(found), holds_for).await
 }
 
 fn timers(timing: &Timing) -> Check {

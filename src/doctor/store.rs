@@ -39,6 +39,21 @@ statement_list! {
     DOCTOR_QUEUES = "sql" "doctor_queues";
     DOCTOR_KINDS = "sql" "doctor_kinds";
     DOCTOR_WRITE = "sql" "doctor_write";
+    DOCTOR_SLOW = "sql" "doctor_slow";
+    NOTE_FINDINGS = "sql" "note_findings";
+}
+
+/// A kind whose attempts take far longer than its jobs have taken that completed.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Slow {
+    pub(crate) queue: String,
+    pub(crate) kind: String,
+    pub(crate) jobs: i64,
+    /// The one that has run for longest.
+    pub(crate) first: JobId,
+    pub(crate) runs: Duration,
+    /// Nineteen of twenty have taken no longer.
+    pub(crate) usual: Duration,
 }
 
 /// The server, as every role may see it.
@@ -312,6 +327,39 @@ impl Store {
         Ok(rows.iter().map(Waiting::read).collect::<Result<_, _>>()?)
     }
 
+    /// Returns the kinds whose attempts run for longer than `after` and than so many times what is usual.
+    pub(crate) async fn doctor_slow(
+        &self,
+        queues: Option<&[String]>,
+        after: Duration,
+        times: f64,
+        limit: i64,
+    ) -> Result<Vec<Slow>, StoreError> {
+        let query = query(DOCTOR_SLOW).bind(queues.map(<[String]>::to_vec)).bind(after.as_secs_f64());
+        let rows = self.rows_for_doctor(query.bind(times).bind(limit)).await?;
+        let slow = |row: &PgRow| {
+            Ok(Slow {
+                queue: row.try_get("queue")?,
+                kind: row.try_get("kind")?,
+                jobs: row.try_get("jobs")?,
+                first: row.try_get("id")?,
+                runs: duration(row, "runs_s")?.unwrap_or_default(),
+                usual: duration(row, "usual_s")?.unwrap_or_default(),
+            })
+        };
+        Ok(rows.iter().map(slow).collect::<Result<_, sqlx::Error>>()?)
+    }
+
+    /// Keeps what is wrong, for those who watch.
+    #[cfg(feature = "worker")]
+    pub(crate) async fn note_findings(
+        &self,
+        findings: serde_json::Value,
+        holds_for: Duration,
+    ) -> Result<(), StoreError> {
+        self.rows(query(NOTE_FINDINGS).bind(findings).bind(holds_for.as_secs_f64())).await.map(drop)
+    }
+
     /// Returns these queues; `None`: those that a worker serves, in which a job waits, or that have settings, and
     /// `others`.
     pub(crate) async fn doctor_queues(
@@ -369,7 +417,7 @@ impl Store {
 
 impl Store {
     /// Runs a statement that may read all live jobs. The server ends it before the call gives up.
-    async fn rows_for_doctor(
+    pub(crate) async fn rows_for_doctor(
         &self,
         query: Query<'static, Postgres, PgArguments>,
     ) -> Result<Vec<PgRow>, StoreError> {

@@ -322,7 +322,7 @@ impl Store {
 
     /// Returns ended jobs whose followers Postgres has refused to write of late.
     pub(crate) async fn resting_notes(&self, most: i64) -> Result<Vec<JobId>, StoreError> {
-        let rows = self.rows(query(RESTING_NOTES).bind(most)).await?;
+        let rows = self.rows_for_doctor(query(RESTING_NOTES).bind(most)).await?;
         Ok(rows.iter().map(|row| row.try_get("job_id")).collect::<Result<_, sqlx::Error>>()?)
     }
 

@@ -36,7 +36,7 @@ pub use crate::{
     store::{
         BASELINE, BenchCounters, BenchRelayed, BenchStarted, BenchState, CancelAnswer, ClaimRequest,
         Completion, DeadGroup, DeadKind, DeadMatches, DueJob, EndedAttempt, Event, EventCount, EventFilter,
-        FUNCTIONS, FinishedKind, Fleet, JobAction, JobTexts, Keeps, ListedJob, LiveKind, LockPolicy,
+        FUNCTIONS, Finding, FinishedKind, Fleet, JobAction, JobTexts, Keeps, ListedJob, LiveKind, LockPolicy,
         MIGRATIONS, NEEDS, ProgressWrite, QueueStats, Schema, Store, Unit, Unserved, WaitingJobs, WhoRuns,
         statements,
     },

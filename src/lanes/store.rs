@@ -395,8 +395,8 @@ impl Store {
         blocked: Duration,
         limit: i64,
     ) -> Result<Vec<LanesSeen>, StoreError> {
-        let look = query(DOCTOR_LANES).bind(queues).bind(late.as_secs_f64()).bind(blocked.as_secs_f64());
-        let rows = self.rows(look.bind(limit)).await?;
+        let look = query(DOCTOR_LANES).bind(queues.map(<[String]>::to_vec)).bind(late.as_secs_f64());
+        let rows = self.rows_for_doctor(look.bind(blocked.as_secs_f64()).bind(limit)).await?;
         Ok(rows.iter().map(seen).collect::<Result<_, _>>()?)
     }
 

@@ -62,7 +62,7 @@ pub const BUCKETS: [(&str, &[f64]); 6] = [
 ];
 
 /// Every metric, and its help text. A test compares the list with the code, the docs, the dashboard and the alerts.
-pub(crate) const METRICS: [(&str, Type, &str); 56] = {
+pub(crate) const METRICS: [(&str, Type, &str); 57] = {
     use Type::{Counter, Gauge, Histogram};
     [
         ("tenure_jobs_enqueued_total", Counter, "Jobs created; duplicates by unique key do not count."),
@@ -121,6 +121,11 @@ pub(crate) const METRICS: [(&str, Type, &str); 56] = {
             "1 while the kind is in quarantine: most of its attempts have failed.",
         ),
         ("tenure_misnamed_messages", Gauge, "Messages whose subject names no valid queue or kind."),
+        (
+            "tenure_findings",
+            Gauge,
+            "What `tenure doctor` finds wrong by this check, as the last scan saw it.",
+        ),
         ("tenure_relay_lag_seconds", Gauge, "How long a due job has waited to be published."),
         ("tenure_dead_jobs", Gauge, "Dead letters in the database."),
         ("tenure_dead_group_jobs", Gauge, "Dead letters of the last hour whose errors read alike."),
@@ -462,6 +467,11 @@ impl Gauges {
     /// Sets whether a kind is in quarantine.
     pub(crate) fn quarantine(&self, kind: &str, is_quarantined: bool) {
         self.gauge("tenure_kind_quarantined", &[("kind", kind)]).set(f64::from(u8::from(is_quarantined)));
+    }
+
+    /// Sets how much is wrong by a check of doctor.
+    pub(crate) fn findings(&self, check: &'static str, found: u32) {
+        self.gauge("tenure_findings", &[("check", check)]).set(f64::from(found));
     }
 
     /// Sets how many messages of the stream no worker can read.

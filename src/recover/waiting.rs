@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// For how many intervals between two scans the counts of the stream hold.
-const SCANS_HELD: u32 = 5;
+pub(crate) const SCANS_HELD: u32 = 5;
 /// How long NATS may take for its counts, and again for all ages.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 /// How long no message is asked for after a denial: NATS logs an error for each request.

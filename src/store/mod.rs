@@ -71,7 +71,7 @@ pub use show::{
 };
 pub(crate) use testing::pool_of_test;
 pub use views::{JobFilter, Schema, WorkerRow, WorkerState};
-pub use waiting::{Fleet, QueueStats, Unserved};
+pub use waiting::{Finding, Fleet, QueueStats, Unserved};
 pub(crate) use waiting::{Found, KindMessages, Misnamed, QueueSubmitted, Standing, Waiting};
 
 /// The text of a statement or a part.

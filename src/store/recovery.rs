@@ -401,6 +401,9 @@ impl Store {
                     }
                     Err(error) => fleet.unread = Some(error.to_string()),
                 }
+                let findings: Option<String> = row.try_get("findings")?;
+                // A later release may write more: what cannot be read is shown by it, and by its doctor.
+                fleet.findings = findings.and_then(|all| serde_json::from_str(&all).ok());
                 fleet.misnamed = row.try_get::<Option<i64>, _>("misnamed")?.unwrap_or_default();
                 fleet.misnamed_subject = row.try_get("misnamed_subject")?;
             }

@@ -30,6 +30,7 @@ pub const MIGRATIONS: &[Migration] = &[
     (35, "looks_from", include_str!("../../migrations/0035_looks_from.sql")),
     (36, "notes_that_rest", include_str!("../../migrations/0036_notes_that_rest.sql")),
     (37, "options_from_the_type", include_str!("../../migrations/0037_options_from_the_type.sql")),
+    (38, "findings", include_str!("../../migrations/0038_findings.sql")),
 ];
 
 /// The schema that this program needs.

@@ -42,11 +42,24 @@ pub struct Fleet {
     pub put_off: Vec<Unserved>,
     /// Why these two could not be read: a later release may write more.
     pub unread: Option<String>,
+    /// What the last scan has found wrong with lanes, groups and running jobs. `None`: none has looked of late.
+    pub findings: Option<Vec<Finding>>,
     /// Messages whose subject names no valid queue or kind, and one such subject.
     pub misnamed: i64,
     pub misnamed_subject: Option<String>,
     /// The time of the answer, by the database's clock.
     pub now: Option<DateTime<Utc>>,
+}
+
+/// A finding of `doctor`, as a scan has noted it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Finding {
+    pub check: String,
+    pub queue: Option<String>,
+    /// `warning` or `wrong`.
+    pub state: String,
+    pub found: String,
+    pub to_do: Option<String>,
 }
 
 /// Waiting jobs and submissions of one kind that no live worker runs, or that workers without the kind put off.

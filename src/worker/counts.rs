@@ -8,6 +8,7 @@ use std::{
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    doctor::OF_RUNNING,
     observe::metrics::{Gauges, NAMES_MAX, OTHER, has_series},
     store::{DeadGroup, Store, Unserved},
 };
@@ -89,6 +90,11 @@ pub async fn show(store: &Store, gauges: &Gauges, every: impl Fn() -> Duration) 
                     );
                 }
                 gauges.misnamed(fleet.misnamed);
+                // What no scan has found of late is not known: the gauge stays.
+                for check in OF_RUNNING.iter().filter(|_| fleet.findings.is_some()) {
+                    let found = fleet.findings.iter().flatten().filter(|found| found.check == *check).count();
+                    gauges.findings(check, u32::try_from(found).unwrap_or(u32::MAX));
+                }
                 let alive = fleet.workers + fleet.draining;
                 gauges.fleet(fleet.relay_lag_s, fleet.dead, alive, fleet.is_held_back);
                 groups.show(store, gauges, fleet.dead > 0).await;

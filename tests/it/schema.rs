@@ -113,7 +113,7 @@ async fn eight_migrations_at_once_apply_each_version_once() {
     for task in tasks {
         applied.extend(task.await.unwrap());
     }
-    assert_eq!(applied, [30, 31, 32, 33, 34, 35, 36, 37]);
+    assert_eq!(applied, [30, 31, 32, 33, 34, 35, 36, 37, 38]);
     let pool = PgPool::connect(&config.database_url).await.unwrap();
     let ledger: Vec<(i64, String)> = sqlx::query_as("SELECT version, name FROM tenure.migrations ORDER BY 1")
         .fetch_all(&pool)
@@ -128,6 +128,7 @@ async fn eight_migrations_at_once_apply_each_version_once() {
         (35, "looks_from"),
         (36, "notes_that_rest"),
         (37, "options_from_the_type"),
+        (38, "findings"),
     ];
     assert_eq!(ledger, names.map(|(version, name)| (version, name.to_owned())));
     // tenure has its own ledger and leaves the user's alone.

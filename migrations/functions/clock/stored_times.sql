@@ -69,7 +69,7 @@ SELECT t.relation, unnest(t.names), t.ahead, t.passes, t.rule
        ('scanner_state', '{purged_at}', '0', true, 'the next sweep counts from now'),
        ('scanner_state', '{swept_at}', NULL, true, 'shown'),
        ('scanner_state', '{purged_until}', NULL, false, 'purge_gate.sql: an hour from now at the latest'),
-       ('scanner_state', '{stream_until,unserved_until}', '10 minutes', false, 'a figure gets old'),
+       ('scanner_state', '{stream_until,unserved_until,findings_until}', '10 minutes', false, 'a figure gets old'),
        ('scanner_state', '{measuring_until}', '10 minutes', false, 'a measurement takes less'),
        ('schedules', '{paused_at,created_at}', NULL, true, 'shown'),
        ('schedules', '{next_at}', NULL, true, 'schedules::recover'),

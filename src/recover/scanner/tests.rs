@@ -157,7 +157,7 @@ async fn no_stored_time_lies_further_ahead_than_it_may_once_the_clock_has_steppe
         "INSERT INTO tenure.queue_stats (queue, due, scheduled, processing, submitted_until, standing_until)
          VALUES ('none', 0, 0, 0, now(), now())",
         "UPDATE tenure.scanner_state SET measured_at = now(), stream_measured_at = now(), purged_at = now(),
-                stream_until = now(), unserved_until = now(), measuring_until = now()",
+                stream_until = now(), unserved_until = now(), findings_until = now(), measuring_until = now()",
         "UPDATE tenure.looks_from SET at = now()",
         "UPDATE tenure.jobs SET published_at = now() WHERE status = 'processing'",
     ] {

@@ -32,7 +32,8 @@ SELECT NULL AS queue, NULL::bigint AS due, NULL::bigint AS scheduled, NULL::bigi
                FROM jsonb_array_elements(s.unserved) AS u (one))::text
        END AS unserved, CASE WHEN s.unserved_until > statement_timestamp() THEN s.misnamed END AS misnamed,
        s.misnamed_subject, NULL::int AS max_running, NULL::bigint AS max_queued, statement_timestamp() AS now,
-       current_setting('transaction_read_only')::boolean AS is_read_only, tenure.has_quarantines() AS has_quarantines
+       current_setting('transaction_read_only')::boolean AS is_read_only, tenure.has_quarantines() AS has_quarantines,
+       CASE WHEN s.findings_until > statement_timestamp() THEN s.findings::text END AS findings
   FROM tenure.scanner_state s
  CROSS JOIN (
        SELECT count(*) FILTER (WHERE is_alive AND draining_at IS NULL) AS workers,
@@ -53,7 +54,7 @@ SELECT queue, coalesce(t.due, 0), coalesce(t.scheduled, 0), coalesce(t.processin
                 CASE WHEN t.submitted_until > statement_timestamp() THEN t.oldest_submitted_at END))), 0)::float8,
        q.paused_at IS NOT NULL, NULL, NULL, coalesce(w.workers, 0), coalesce(w.draining, 0), NULL, w.last_seen_s, NULL, NULL, NULL, NULL,
        CASE WHEN t.standing_until > statement_timestamp() THEN t.standing END, NULL, NULL, NULL,
-       q.max_running, q.max_queued, statement_timestamp(), NULL, NULL
+       q.max_running, q.max_queued, statement_timestamp(), NULL, NULL, NULL
   FROM names
  CROSS JOIN tenure.scanner_state s
   LEFT JOIN tenure.queue_stats t USING (queue)

@@ -7,12 +7,13 @@ use tokio::time::{Instant, sleep};
 use super::{Work, jittered, relay::Relay};
 use crate::{
     config::{Retention, Timing},
+    doctor,
     nats::{Nats, Probed},
     observe::{hooks::Hooks, repeats},
     recover::{
         retention, scanner,
         vanished::{self, Looked},
-        waiting::Memory,
+        waiting::{Memory, SCANS_HELD},
     },
     store::Store,
     worker::{
@@ -52,6 +53,7 @@ impl Work for Scan {
             };
             self.turns.note(Turn::Scan, went, began);
             let mut wait = every;
+            let has_scanned = matches!(scanned, Ok(Some(_)));
             match scanned {
                 Ok(None) => wait = every / 8,
                 Ok(Some(0)) => {}
@@ -61,6 +63,9 @@ impl Work for Scan {
                         tracing::warn!(%error, left_out, "could not scan; the worker will retry");
                     }
                 }
+            }
+            if has_scanned && let Err(error) = doctor::note(store, every.saturating_mul(SCANS_HELD)).await {
+                tracing::debug!(%error, "could not note what is wrong; the overview keeps what the last scan found");
             }
             sleep(jittered(wait)).await;
         }

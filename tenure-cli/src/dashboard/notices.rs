@@ -11,7 +11,7 @@ use super::{
     quarantine,
 };
 use tenure::internals::{
-    DeadGroup, Fleet, NEEDS, Parts as _, QueueStats, Unserved, UnservedSchedule,
+    DeadGroup, Finding, Fleet, NEEDS, Parts as _, QueueStats, Unserved, UnservedSchedule,
     duration::{rounded, whole},
 };
 
@@ -116,6 +116,7 @@ pub(super) fn all(view: &View, of: &Figures) -> Markup {
                      message: the stream or its storage may be full. " code { "tenure doctor" } " says which limit."
                 } }
             }
+            (findings(view, fleet))
             (died(view, &of.died))
             (misnamed(fleet))
             (full(view, &active))
@@ -207,6 +208,34 @@ pub(super) fn may_be_unpublished(view: &View, fleet: &Fleet) -> bool {
     was_late_s > RELAY_LATE_S && fleet.workers > 0 && !fleet.is_read_only && view.tenure.nats().is_connected()
 }
 
+/// What doctor says of lanes, groups and running jobs.
+fn findings(view: &View, fleet: &Fleet) -> Markup {
+    let found: Vec<_> = fleet.findings.iter().flatten().collect();
+    let one = |of: &&Finding| {
+        html! {
+            b {
+                @if let Some(queue) = &of.queue { (page::queue_link(view, queue)) ": " }
+                (page::with_code(&of.found)) "."
+            }
+            @if let Some(to_do) = &of.to_do { " " (page::with_code(&page::sentence(to_do))) }
+            @match (of.check.as_str(), &of.queue) {
+                ("lanes", Some(queue)) => { " " a href={ (view.base) "/queues/" (queue) "/lanes" } { "Lanes" } }
+                ("slow", Some(queue)) => {
+                    " " a href={ (view.base) "/jobs?status=processing&queue=" (queue) } { "Show them" }
+                }
+                _ => {}
+            }
+        }
+    };
+    let others = |n| {
+        html! {
+            b { "Doctor found " (n) " more." } " " code { "tenure doctor" } " names them."
+        }
+    };
+    let is_wrong = found.iter().any(|of| of.state == "wrong");
+    some(is_wrong, &found, KINDS_SHOWN, one, others)
+}
+
 fn died(view: &View, groups: &[DeadGroup]) -> Markup {
     let is_cut = groups.iter().map(|group| group.of.jobs).sum::<u64>() >= GROUPED.unsigned_abs();
     let one = |DeadGroup { of, line, fingerprint }: &DeadGroup| {
@@ -218,6 +247,8 @@ fn died(view: &View, groups: &[DeadGroup]) -> Markup {
                 (of.kind) " in " (page::queue_link(view, &of.queue)) " died within the last hour."
             }
             " " @if !line.is_empty() { (page::sentence(line)) " " }
+            "The first died " (page::time(of.oldest)) ". Mend what fails; then "
+            code { "tenure dead redrive --group " (fingerprint) " --canary 20" } ". "
             a href={ (view.base) "/dead?group=" (fingerprint) } { "Show them" }
         }
     };

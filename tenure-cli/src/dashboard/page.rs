@@ -559,6 +559,15 @@ pub(super) fn sentence(error: &str) -> String {
     format!("{first}{}{end}", letters.as_str())
 }
 
+/// A text of doctor: what stands between backticks is code.
+pub(super) fn with_code(text: &str) -> Markup {
+    html! {
+        @for (n, part) in text.split('`').enumerate() {
+            @if n % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
+
 /// The line in place of what could not be read.
 pub(super) fn unread(what: &str, failure: &Failure) -> Markup {
     html! { p.wrong { (what) " could not be read: " (failure.text()) } }

@@ -16,7 +16,7 @@ use std::{
 use futures::future::join_all;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tenure::{JobId, JobRequest, dev::Nats, queues::QueueLimits, schedules::Schedule};
+use tenure::{JobId, JobRequest, dev::Nats, lanes::Lanes, queues::QueueLimits, schedules::Schedule};
 
 use self::list::{INCIDENTS, Incident};
 use super::wrong;
@@ -132,7 +132,7 @@ impl<'a> Scene<'a> {
     /// Waits until each place shows the incident.
     async fn shows(&self, name: &str) {
         let Incident { doctor, overview, command, log, metric, ready, .. } = incident(name);
-        let deadline = Instant::now() + Duration::from_secs(90);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let mut missing = vec!["log", "metric", "ready", "overview", "command", "doctor"];
         loop {
             let mut seen = Vec::new();
@@ -167,6 +167,24 @@ impl<'a> Scene<'a> {
                 || seen.iter().map(|(place, words, text)| format!("{place}: no {words:?} in:\n{text}\n"));
             assert!(Instant::now() < deadline, "{name}\n{}", told().collect::<String>());
             missing = seen.into_iter().map(|(place, ..)| place).collect();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+impl Scene<'_> {
+    /// Waits until no place shows the incident any more.
+    async fn shows_no_more(&self, name: &str) {
+        let Incident { doctor, overview, metric, .. } = incident(name);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let seen = [
+                (doctor, self.doctor().await),
+                (overview, self.overview().await),
+                (metric, self.ask(self.listens, "/metrics").await),
+            ];
+            let Some((words, text)) = seen.iter().find(|(words, text)| has_line(text, words)) else { return };
+            assert!(Instant::now() < deadline, "{name}: still {words:?} in:\n{text}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -429,6 +447,43 @@ async fn jobs_that_no_worker_can_take_are_named_at_each_place() {
         ),
     ];
     join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_keeps_jobs_from_going_on_is_named_at_each_place_until_it_is_cured() {
+    let [laned, refused, slow] = [stage().await, stage().await, stage().await];
+    let sleeps = ["work", "q", "--keepalive", "--exec", "if grep -q slow; then sleep 100; fi"];
+    let job = |what: &str| JobRequest::new("q", "k", json!(what));
+    laned.tenure.put_lanes("q", Lanes::new().running(1)).await.unwrap();
+    let of_lane = Scene::new(&laned, &sleeps, &[]);
+    let holder = laned.tenure.enqueue(job("slow").lane("l")).await.unwrap().id;
+    laned.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    laned.tenure.enqueue(job("quick").lane("l")).await.unwrap();
+    laned.execute("UPDATE tenure.lane_jobs SET due_at = due_at - interval '15 min'").await;
+
+    let member = job("member").delay(Duration::from_secs(3_600));
+    let group = refused.tenure.group([member]).then(job("after")).await.unwrap();
+    refused.refuse("UPDATE ON tenure.jobs", &format!("NEW.id = '{}'", group.id)).await;
+    refused.tenure.retry(group.jobs[0]).await.unwrap();
+    let of_group = Scene::new(&refused, &sleeps, &[]);
+
+    slow.tenure.enqueue_many((0..20).map(|_| job("quick"))).await.unwrap();
+    let of_kind = Scene::new(&slow, &sleeps, &[]);
+    slow.until_count("tenure.job_history", 20).await;
+    let stuck = slow.tenure.enqueue(job("slow")).await.unwrap().id;
+    slow.until_count("tenure.jobs WHERE status = 'processing'", 1).await;
+    slow.execute("UPDATE tenure.jobs SET started_at = started_at - interval '1 h'").await;
+
+    let scenes = [
+        ("a lane's slots are taken for long", of_lane),
+        ("Postgres refuses a job that follows others", of_group),
+        ("a handler is far slower than usual", of_kind),
+    ];
+    join_all(scenes.iter().map(|(name, scene)| scene.shows(name))).await;
+    laned.tenure.cancel(holder).await.unwrap();
+    refused.execute("DROP TRIGGER refuse ON tenure.jobs").await;
+    slow.tenure.cancel(stuck).await.unwrap();
+    join_all(scenes.iter().map(|(name, scene)| scene.shows_no_more(name))).await;
 }
 
 const BEGIN: &str = "<!-- the table of incidents: written by tests/it/causes/incidents.rs -->\n";
