@@ -106,6 +106,7 @@ run-check-files:
 # Each compiles the dependencies in a shape of its own.
 run-check-features:
 	$(CARGO) clippy --locked -p tenure --lib --no-default-features -- -D warnings
+	$(CARGO) clippy --locked -p tenure --lib --no-default-features --features schedules -- -D warnings
 	$(CARGO) clippy --locked -p tenure --lib -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --all-features
 

@@ -23,6 +23,7 @@ use axum::{
 };
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sqlx::PgPool;
 use tenure::{Config, Job, JobContext, JobError, JobId, Outcome, Tenure, Worker, jobs::WaitError};
 
@@ -99,8 +100,10 @@ async fn events(State(app): State<App>, Path(id): Path<JobId>) -> Result<Respons
     };
     let events = feed.map(|now| {
         let name = if now.status.is_finished() { "end" } else { "progress" };
-        let event = Event::default().event(name);
-        Ok::<_, Infallible>(event.json_data(now).unwrap_or_default())
+        // Not `last_error`: it is for you, not for the browser.
+        let (status, progress, message, output) = (now.status, now.progress, now.message, now.output);
+        let shown = json!({"status": status, "progress": progress, "message": message, "output": output});
+        Ok::<_, Infallible>(Event::default().event(name).json_data(shown).unwrap_or_default())
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
 }
@@ -128,7 +131,7 @@ const follow = id => {
   const show = job => {
     bar.value = job.status === "completed" ? 100 : job.progress ?? 0
     status.textContent = job.status === "completed" ? `done: ${job.output}`
-      : job.status === "failed" ? `failed: ${job.last_error}` : job.message ?? job.status
+      : job.status === "failed" ? "it could not be rendered" : job.message ?? job.status
   }
   source.addEventListener("progress", event => show(JSON.parse(event.data)))
   source.addEventListener("end", event => { show(JSON.parse(event.data)); source.close() })

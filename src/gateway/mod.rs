@@ -405,9 +405,9 @@ impl Gateway {
     fn tell(&self, refusal: &Refusal, queue: &str, request: &'static str) {
         let code = refusal.code.as_str();
         metrics::gateway_request(request, code);
-        let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_served = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner).contains_key(queue);
         // The cause names no text and no unserved queue: a stranger may write anything there.
-        let of = queues.get(queue).map_or("a queue without workers", |_| queue);
+        let of = if is_served { queue } else { "a queue without workers" };
         if let Some(left_out) = repeats::tell(&format!("gateway {of} {request}"), &code) {
             let error = &refusal.message;
             tracing::warn!(queue, request, code, error, left_out, "the gateway refused a request");

@@ -38,6 +38,8 @@ const NAME_MAX: usize = 200;
 
 /// After a look at the claims of workers the next one waits for so many times as long as that one took.
 const PAUSE_AFTER_CLAIMS: u32 = 4;
+/// But for no longer than this: the workers that ask take no jobs meanwhile.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Makes the batches of questions after the claims of workers: one statement reads the table of live jobs for many of
 /// them.
@@ -55,8 +57,10 @@ pub(super) fn claims_batches(
                 let began_at = Instant::now();
                 let claims = store.claims_of(&batch).await;
                 // Anybody may ask. The more the table holds, the less often it is read.
-                let pause = began_at.elapsed() * PAUSE_AFTER_CLAIMS;
-                store.spawn(sleep(pause).map(|()| drop(turn)));
+                if claims.is_ok() {
+                    let pause = (began_at.elapsed() * PAUSE_AFTER_CLAIMS).min(PAUSE_MAX);
+                    store.spawn(sleep(pause).map(|()| drop(turn)));
+                }
                 match claims {
                     // Not by the worker: another beat of it may be in the batch, of a moment before or after.
                     Ok(claims) => {

@@ -85,6 +85,13 @@ pub(super) fn stream_drift(is: &stream::Config, should: &stream::Config) -> Vec<
         _ => "unlimited".to_owned(),
     };
     compare("max_msgs_per_subject", most(is), most(should));
+    let largest = |of: &stream::Config| match of.max_message_size {
+        largest @ 1.. => format!("{largest} bytes"),
+        _ => "unlimited".to_owned(),
+    };
+    compare("max_msg_size", largest(is), largest(should));
+    let per_subject = |of: &stream::Config| of.discard_new_per_subject.to_string();
+    compare("discard_new_per_subject", per_subject(is), per_subject(should));
     compare("no_ack", is.no_ack.to_string(), should.no_ack.to_string());
     compare("sealed", is.sealed.to_string(), should.sealed.to_string());
     compare("allow_rollup_hdrs", is.allow_rollup.to_string(), should.allow_rollup.to_string());
@@ -118,6 +125,15 @@ pub(super) fn consumer_drift(is: &jetstream::consumer::Config, should: &pull::Co
     compare("replay_policy", format!("{:?}", is.replay_policy), format!("{:?}", should.replay_policy));
     compare("headers_only", is.headers_only.to_string(), should.headers_only.to_string());
     compare("rate_limit_bps", is.rate_limit.to_string(), should.rate_limit.to_string());
+    compare("inactive_threshold", written(is.inactive_threshold), written(should.inactive_threshold));
+    // NATS refuses a pull beyond these. A server may limit each consumer: what no worker asks for is no drift.
+    let limit = |is: u64, asked: u64| match is {
+        n if (1..asked).contains(&n) => n.to_string(),
+        _ => "unlimited".to_owned(),
+    };
+    compare("max_batch", limit(is.max_batch.unsigned_abs(), 10_000), limit(0, 0));
+    compare("max_bytes", limit(is.max_bytes.unsigned_abs(), u64::MAX), limit(0, 0));
+    compare("max_expires in seconds", limit(is.max_expires.as_secs(), 60), limit(0, 0));
     drift
 }
 

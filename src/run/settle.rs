@@ -326,8 +326,8 @@ impl Settle {
         }
     }
 
-    /// Completes a job whose completion came too late before. If it does so alone, too, while Postgres answers everybody
-    /// else, its output is at fault, not the server.
+    /// Completes a job whose completion came too late before. If it does so alone, too, while Postgres answers
+    /// everybody else, its output is at fault, not the server.
     async fn complete_alone(&self, completion: &Completion, alone: &mut Alone) -> Result<bool, StoreError> {
         // Sooner than the time of a call: its end would count as an outage.
         let within = self.store.within().mul_f64(0.8);

@@ -123,8 +123,8 @@ impl<S: Send + Sync + 'static> Life<S> {
         self.spawn_loops(&mut loops, &common, us, (control, &drain));
         let stop_pulling = CancellationToken::new();
         let mut pulls = self.pull(&common.topology, &stop_pulling);
-        let queues: Vec<_> = self.queues.names().collect();
-        tracing::info!(worker = %self.worker_id, ?queues, slots = self.queues.total, "worker started");
+        let queues = self.queues.names().map(String::as_str).collect::<Vec<_>>().join(", ");
+        tracing::info!(worker = %self.worker_id, queues, slots = self.queues.total, "worker started");
 
         self.health.started();
         let mut jobs = Vec::new();

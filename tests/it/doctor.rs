@@ -192,10 +192,13 @@ async fn a_missing_stream_and_a_changed_consumer_are_reported_and_left_alone() {
     let mut config: pull::Config =
         FromConsumer::try_from_consumer_config(bench.consumer("q").await.config).unwrap();
     config.ack_wait = Duration::from_secs(1);
+    (config.max_batch, config.inactive_threshold) = (5, Duration::from_secs(3_600));
     bench.js.update_consumer_on_stream(config, &bench.config.stream).await.unwrap();
     let checks = look_at(&bench.tenure, "q").await;
     let changed = only_wrong(&checks, "consumer");
     assert!(changed.found.contains("ack_wait is 1s, expected 4s"), "{}", changed.found);
+    assert!(changed.found.contains("max_batch is 5, expected unlimited"), "{}", changed.found);
+    assert!(changed.found.contains("inactive_threshold is 1h, expected 0s"), "{}", changed.found);
     assert!(changed.found.contains("before a scan can tell"), "{}", changed.found);
     assert!(changed.to_do.as_deref().is_some_and(|to_do| to_do.contains("tenure migrate --queue q")));
     bench.tenure.setup(&["q".into()]).await.unwrap();
@@ -514,12 +517,13 @@ async fn a_stream_that_keeps_one_message_a_subject_is_wrong_and_mended_by_migrat
     let bench = bench().await;
     bench.tenure.setup(&["q".into()]).await.unwrap();
     let mut stream = bench.js.get_stream(&bench.config.stream).await.unwrap().cached_info().config.clone();
-    (stream.max_messages_per_subject, stream.allow_rollup) = (1, true);
+    (stream.max_messages_per_subject, stream.allow_rollup, stream.max_message_size) = (1, true, 1_000);
     bench.js.update_stream(stream).await.unwrap();
     let checks = look(&bench).await;
     assert_eq!(
         only_wrong(&checks, "stream").found,
-        "max_msgs_per_subject is 1, expected unlimited; allow_rollup_hdrs is true, expected false"
+        "max_msgs_per_subject is 1, expected unlimited; max_msg_size is 1000 bytes, expected unlimited; \
+         allow_rollup_hdrs is true, expected false"
     );
     bench.tenure.setup(&["q".into()]).await.unwrap();
     assert_eq!(of(&look(&bench).await, "stream").state, CheckState::Ok);

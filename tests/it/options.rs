@@ -10,7 +10,10 @@ use tenure::{
     options::JobOptions, schedules::Schedule,
 };
 
-use crate::harness::{Bench, Child, Running, bench};
+use crate::{
+    dashboard::Dashboard,
+    harness::{Bench, Child, Running, bench},
+};
 
 #[derive(Serialize, Deserialize)]
 struct Invoice {
@@ -321,4 +324,13 @@ async fn a_gateway_and_the_api_refuse_a_job_without_a_lane_by_name() {
     assert!(answer.to_string().contains("takes no job without a lane"), "{answer}");
     assert!(answer.to_string().contains("bad_request"), "{answer}");
     gateway.stop().await;
+    let served = Dashboard::start(&bench, &["--api", "--actions"], &[]).await;
+    let post = async |body: Value| {
+        let json = [("Content-Type", "application/json")];
+        served.ask("POST", "/api/v1/jobs", &json, &body.to_string()).await
+    };
+    let refused = post(json!({"queue": "q", "kind": "k", "payload": 1})).await;
+    assert_eq!(refused.status, 422, "{}", refused.body);
+    assert!(refused.body.contains("takes no job without a lane"), "{}", refused.body);
+    assert_eq!(post(json!({"queue": "q", "kind": "k", "payload": 1, "lane": "l"})).await.status, 201);
 }

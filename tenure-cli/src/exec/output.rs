@@ -230,7 +230,11 @@ impl Settlement {
             "cancel" => Verdict::Cancel(error()?),
             _ => return Err(format!("settle is {verdict}; write complete, retry, snooze, fail or cancel")),
         };
-        let is_last = field("last").is_some_and(|json| json == "true");
+        let is_last = match field("last") {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(other) => return Err(format!("last is {other}; write true or false")),
+        };
         Ok(Self { verdict, is_last })
     }
 }

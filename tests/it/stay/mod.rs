@@ -198,6 +198,10 @@ async fn a_line_that_cannot_settle_the_job_says_why_and_ends_the_process() {
             format!("{settled}after_seconds is -1; write a number of seconds, 0 or more"),
         ),
         (
+            r#"{"settle": "complete", "claim_id": "CLAIM", "last": 1}"#,
+            format!("{settled}last is 1; write true or false"),
+        ),
+        (
             r#"{"settle": "retry", "claim_id": "CLAIM", "error": "busy", "after": 60}"#,
             format!(
                 "{settled}\"after\" is no field of a line with settle; those are settle, output, after_seconds, \
