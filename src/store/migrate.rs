@@ -36,7 +36,10 @@ use super::{
     APPLIED_FUNCTIONS, BLOCKERS, GRANTABLE, NOTE_FUNCTION, SERVER_ENCODING, UNBUILT_INDEXES,
     UNINDEXED_PARTITIONS,
     call::{Store, StoreError},
-    schema::{BASELINE, BASELINE_VERSION, FUNCTIONS, MIGRATIONS, Migration, NEEDS, ROLES, TAKEN_OVER},
+    schema::{
+        BASELINE, BASELINE_CHECKSUM, BASELINE_VERSION, FUNCTIONS, MIGRATIONS, Migration, NEEDS, ROLES,
+        TAKEN_OVER,
+    },
 };
 use crate::job::duration::measured;
 
@@ -345,16 +348,15 @@ async fn apply_missing(
     }
     let changed = apply_functions(transaction).await?;
     let mut applied = Vec::new();
-    let baseline: String = BASELINE.iter().map(|(_, sql)| *sql).collect();
     if is_fresh {
         for &(name, sql) in BASELINE {
             execute(transaction, (BASELINE_VERSION, name, sql)).await?;
         }
-        note(transaction, BASELINE_VERSION, "baseline", &checksum(&baseline)).await?;
+        note(transaction, BASELINE_VERSION, "baseline", &BASELINE_CHECKSUM).await?;
         applied.push(BASELINE_VERSION);
     } else {
         let known = &ledger.iter().find(|known| known.0 == BASELINE_VERSION).map(|known| &known.1);
-        if !known.is_some_and(|known| *known == checksum(&baseline) || *known == TAKEN_OVER) {
+        if !known.is_some_and(|known| *known == BASELINE_CHECKSUM || *known == TAKEN_OVER) {
             return Err(MigrateError::Changed { version: BASELINE_VERSION });
         }
     }

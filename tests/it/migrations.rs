@@ -83,6 +83,59 @@ async fn a_released_migration_never_changes() {
     assert_eq!(files, known, "every file is applied");
 }
 
+/// Of the baseline's text only the comments may change.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_statements_of_the_baseline_never_change() {
+    let lines = internals::BASELINE.iter().flat_map(|(_, sql)| sql.lines());
+    let lines = lines.map(|line| line.split("--").next().unwrap_or_default().trim_end());
+    let statements = lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
+    let hash: String = sqlx::query_scalar("SELECT encode(sha256(convert_to($1, 'UTF8')), 'hex')")
+        .bind(statements)
+        .fetch_one(&bench().await.pool)
+        .await
+        .unwrap();
+    assert_eq!(hash, "bb0f481a4c19e0b7413ef7da53c482334456c358a0f89fb14c9f4b198ba6dfc1");
+}
+
+#[test]
+fn every_column_says_what_it_holds() {
+    let migrations = MIGRATIONS.iter().map(|(_, name, sql)| (*name, *sql));
+    for (file, sql) in internals::BASELINE.iter().copied().chain(migrations) {
+        let mut before = "";
+        for line in sql.lines() {
+            let added = line.trim_start().strip_prefix("ADD COLUMN ");
+            let column =
+                line.strip_prefix("    ").filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
+            let is_column = added.is_some()
+                || column.is_some_and(|line| {
+                    line.split_whitespace()
+                        .nth(1)
+                        .is_some_and(|word| TYPES.contains(&word.trim_end_matches(',')))
+                });
+            let is_said = line.contains("--") || before.trim_start().starts_with("--");
+            assert!(!is_column || is_said, "{file}: no comment says what this column holds: {line}");
+            before = line;
+        }
+    }
+}
+
+/// The types of columns.
+const TYPES: [&str; 13] = [
+    "text",
+    "text[]",
+    "uuid",
+    "uuid[]",
+    "int",
+    "bigint",
+    "smallint",
+    "boolean",
+    "timestamptz",
+    "interval",
+    "jsonb",
+    "bytea",
+    "float8",
+];
+
 #[test]
 fn a_migration_only_adds() {
     for (version, name, sql) in MIGRATIONS {

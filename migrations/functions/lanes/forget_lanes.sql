@@ -13,6 +13,7 @@ BEGIN
         IF NOT EXISTS (SELECT FROM tenure.lane_settings s WHERE s.holds) THEN
             DROP TRIGGER IF EXISTS lanes ON tenure.jobs;
             DROP TRIGGER IF EXISTS lanes_ordered ON tenure.jobs;
+            DROP FUNCTION IF EXISTS tenure.has_lanes(text), tenure.has_lanes_ordered(text);
         END IF;
     END IF;
 END $$;

@@ -175,6 +175,22 @@ async fn all_queues_with_lanes_share_two_triggers_which_hold_the_jobs_of_no_othe
     for (queue, is_held) in [("q0", true), ("q1", true), ("q19", true), ("q", false), ("q20", false)] {
         assert_eq!(held(queue).await, is_held, "{queue}");
     }
+    // A list of many queues stands elsewhere, and is as exact.
+    let many = "SELECT tenure.put_lanes(k || n, 2, NULL, NULL, NULL, NULL, false, k = 'o', '5s')
+                  FROM generate_series(1, 70) n, unnest(ARRAY['o', 'u']) k";
+    bench.execute(many).await;
+    let before_many = held("q0").await && held("q1").await && held("o70").await && held("u70").await;
+    assert!(before_many && !held("q").await && !held("o71").await);
+    assert_eq!(bench.count("pg_proc WHERE proname LIKE 'has_lanes%'").await, 2);
+    let mut user_of_few = snapshot(&bench).await;
+    bench.tenure.put_lanes("last", Lanes::new().running(1)).await.unwrap();
+    sqlx::query("SELECT tenure.enqueue('last', 'k')").execute(&mut user_of_few).await.unwrap();
+    sqlx::raw_sql("COMMIT").execute(&mut user_of_few).await.unwrap();
+    assert_eq!(bench.count("tenure.lane_jobs WHERE queue = 'last'").await, 1);
+    bench.execute("DELETE FROM tenure.lane_jobs WHERE queue IN ('last', 'o70', 'u70')").await;
+    bench.execute("DELETE FROM tenure.jobs WHERE queue IN ('last', 'o70', 'u70')").await;
+    bench.execute("DELETE FROM tenure.lane_settings WHERE queue ~ '^([ou][0-9]+|last)$'").await;
+    bench.execute("SELECT tenure.hold_new_jobs()").await;
     // A snapshot of before has its jobs held, and cannot change what is held.
     let lanes_change = "SELECT tenure.put_lanes('other', 1, NULL, NULL, NULL, NULL, false, false, '1s')";
     let error = sqlx::query(lanes_change).execute(&mut user).await.unwrap_err();
@@ -197,6 +213,7 @@ async fn all_queues_with_lanes_share_two_triggers_which_hold_the_jobs_of_no_othe
         assert!(bench.tenure.remove_lanes(&queue).await.unwrap(), "{queue}");
     }
     assert_eq!(bench.count(triggers).await, 0, "without lanes, an insert meets no condition");
+    assert_eq!(bench.count("pg_proc WHERE proname LIKE 'has_lanes%'").await, 0);
     bench.tenure.put_lanes("q0", Lanes::new().running(1)).await.unwrap();
     assert!(held("q0").await, "lanes that come back hold");
 }
