@@ -1,7 +1,8 @@
 //! Stream: compares the NATS server, the stream and the consumers with what they should be.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
+use futures::{StreamExt, stream};
 use tokio::time::timeout;
 
 use super::{Asked, Check, clock, skip};
@@ -9,7 +10,7 @@ use crate::{
     client::Tenure,
     config::Timing,
     job::duration::written,
-    nats::{ConsumerSeen, Limit, Nats, NatsSeen, StreamSeen, Unseen},
+    nats::{AHEAD, ASKED_AT_ONCE, ConsumerSeen, Limit, Nats, NatsSeen, StreamSeen, Unseen},
 };
 
 /// The checks that are skipped when NATS is not reached, besides those of the consumers.
@@ -76,15 +77,30 @@ pub(crate) async fn look(
     if let Some(why) = why_not {
         checks.push(Check::skipped("consumer", why));
     } else {
-        for Asked { queue: name, is_served } in asked {
-            // Each unanswered request costs a whole time limit.
-            if let Some(why) = unseen.iter().find_map(asks_in_vain) {
-                checks.push(Check::skipped("consumer", why).of(name));
-                continue;
+        let requests = asked.iter().map(|of| async move { (of, nats.consumer_seen(&of.queue).await) });
+        let mut requests = stream::iter(requests).buffered(ASKED_AT_ONCE);
+        let mut consumers = Vec::with_capacity(asked.len());
+        // Each unanswered request costs a whole time limit.
+        while !unseen.iter().any(|unseen| asks_in_vain(unseen).is_some())
+            && let Some((of, consumer)) = requests.next().await
+        {
+            unseen.extend(consumer.as_ref().err().cloned());
+            consumers.push((of, consumer));
+        }
+        let places = consumers.iter().filter_map(|(_, seen)| Some(seen.as_ref().ok()?.place.clone()));
+        let ahead = nats.ahead_of(places.collect()).await.unwrap_or_default();
+        let ahead: HashSet<_> = ahead.iter().map(|place| place.name.as_str()).collect();
+        for (Asked { queue: name, is_served }, mut consumer) in consumers {
+            if let Ok(seen) = &mut consumer
+                && ahead.contains(name.as_str())
+            {
+                seen.drift.push(AHEAD.into());
             }
-            let consumer = nats.consumer_seen(name).await;
             checks.push(about_consumer(&consumer, name, *is_served, timing).of(name));
-            unseen.extend(consumer.err());
+        }
+        if let Some(why) = unseen.iter().find_map(asks_in_vain) {
+            let rest = asked.iter().skip(checks.iter().filter(|check| check.check == "consumer").count());
+            checks.extend(rest.map(|of| Check::skipped("consumer", why).of(&of.queue)).collect::<Vec<_>>());
         }
     }
     unseen.extend(unread);
@@ -319,6 +335,7 @@ mod tests {
 
     use super::*;
     use crate::doctor::CheckState;
+    use crate::nats::Place;
 
     const ALONE: NatsSeen = NatsSeen { version: String::new(), is_too_old: false, is_clustered: false };
 
@@ -387,6 +404,7 @@ mod tests {
     #[test]
     fn a_consumer_is_judged_by_its_definition_its_backstop_and_its_room() {
         let seen = || ConsumerSeen {
+            place: Place::default(),
             drift: Vec::new(),
             ack_wait: Duration::from_mins(10),
             pending: 1,

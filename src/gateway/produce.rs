@@ -9,7 +9,7 @@ use super::{
     protocol::{Code, Fields, OF_EVERY_JOB, Refusal, json},
 };
 use crate::{
-    EnqueueError, Tenure,
+    EnqueueError, OnExpiry, Tenure,
     client::{
         enqueue::JobRequest,
         jobs::{CancelOutcome, WaitError},
@@ -78,6 +78,39 @@ fn every_job(queue: &str, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
     Ok(tags.into_iter().fold(job, JobRequest::tag))
 }
 
+/// Sets until when a job may start, and the key that it has while it waits or runs.
+fn rare_job(mut job: JobRequest, of: &Fields<'_>) -> Result<JobRequest, Refusal> {
+    let time = "a time such as 2030-01-31T12:00:00Z";
+    let not_after = of.optional::<DateTime<Utc>>("not_after", time)?;
+    let expected = "\"dead_letter\" or \"cancel\"";
+    let on_expiry = match of.optional::<String>("on_expiry", expected)?.as_deref() {
+        None => None,
+        Some("dead_letter") => Some(OnExpiry::DeadLetter),
+        Some("cancel") => Some(OnExpiry::Cancel),
+        Some(_) => return Err(of.wrong("on_expiry", expected)),
+    };
+    match (not_after, on_expiry) {
+        (Some(at), becomes) => job = job.not_after(at).on_expiry(becomes.unwrap_or(OnExpiry::DeadLetter)),
+        (None, Some(_)) => return Err(of.wrong("not_after", &format!("{time}, beside \"on_expiry\""))),
+        (None, None) => {}
+    }
+    let key = |name| of.optional::<String>(name, "a text");
+    job = match (key("replace")?, key("unique_while_queued")?, key("unique_while_live")?) {
+        (None, None, None) => job,
+        (Some(key), None, None) => job.replace(key),
+        (None, Some(key), None) => job.unique_while_queued(key),
+        (None, None, Some(key)) => job.unique_while_live(key),
+        _ => {
+            let why = "a job has one of \"replace\", \"unique_while_queued\" and \"unique_while_live\"";
+            return Err(Refusal::new(Code::BadRequest, why));
+        }
+    };
+    Ok(match of.duration("longest_wait_ms")? {
+        Some(wait) => job.longest_wait(wait),
+        None => job,
+    })
+}
+
 impl Gateway {
     pub(super) async fn enqueue(&self, queue: &str, request: &Fields<'_>) -> Result<String, Refusal> {
         let mut job = every_job(queue, request)?;
@@ -95,6 +128,7 @@ impl Gateway {
         if let Some(trace) = request.optional::<String>("traceparent", "a text")? {
             job = job.trace_context(trace);
         }
+        job = rare_job(job, request)?;
         let enqueued = self.0.tenure.enqueue(job).await?;
         Ok(format!(r#"{{"job":"{}","created":{}}}"#, enqueued.id, !enqueued.duplicate))
     }

@@ -23,6 +23,10 @@ pub(super) const REQUESTS: Requests = Requests {
 /// The fields that every new job may have.
 pub(super) const OF_EVERY_JOB: [&str; 6] = ["kind", "payload", "max_attempts", "lane", "priority", "tags"];
 
+/// The fields that a producer's job may have besides those.
+const OF_RARE_JOBS: [&str; 6] =
+    ["not_after", "on_expiry", "replace", "longest_wait_ms", "unique_while_queued", "unique_while_live"];
+
 /// The fields that a request may have besides `v`.
 fn fields_of(request: &str) -> Vec<&'static str> {
     let of_attempt = |more: &[&'static str]| [&["worker", "job", "token", "receipt", "name"], more].concat();
@@ -40,7 +44,9 @@ fn fields_of(request: &str) -> Vec<&'static str> {
         "event" => of_attempt(&["within_ms"]),
         "all" => of_attempt(&["jobs"]),
         "outputs" => of_attempt(&["after"]),
-        "enqueue" => [&OF_EVERY_JOB[..], &["key", "delay_ms", "run_at", "traceparent"]].concat(),
+        "enqueue" => {
+            [&OF_EVERY_JOB[..], &["key", "delay_ms", "run_at", "traceparent"], &OF_RARE_JOBS].concat()
+        }
         "job" | "cancel" => vec!["job"],
         "wait" => vec!["job", "wait_ms"],
         "signal" => vec!["job", "name", "payload"],
@@ -326,7 +332,42 @@ pub(super) fn is_plain(json: &str) -> bool {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// The page for those who write a client has each field of each request, and no other.
+    #[test]
+    fn the_page_names_every_field() {
+        let page = include_str!("../../docs/worker-protocol.md");
+        let (_, table) = page.split_once("## Fields").unwrap();
+        let table = table.split("\n## ").next().unwrap();
+        let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+        let mut named = BTreeSet::new();
+        for row in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| of ")) {
+            let cells: Vec<_> = row.split('|').collect();
+            let about = if cells[1].contains("a settle") {
+                vec!["a report".to_owned(), "a report of a settle".to_owned()]
+            } else if cells[1].contains("an entry") {
+                quoted(cells[1]).iter().map(|of| format!("a {of}")).collect()
+            } else {
+                quoted(cells[1])
+            };
+            named.extend(about.into_iter().map(|of| (of, quoted(cells[2])[0].clone())));
+        }
+        let mut known = BTreeSet::new();
+        for request in REQUESTS.of_workers.iter().chain(REQUESTS.of_producers) {
+            known.extend(fields_of(request).iter().map(|field| ((*request).to_owned(), (*field).to_owned())));
+        }
+        for (of, fields) in super::super::settle::OF_ENTRIES {
+            known.extend(
+                fields.iter().flat_map(|fields| *fields).map(|field| (of.to_owned(), (*field).to_owned())),
+            );
+        }
+        let (more, fewer): (Vec<_>, Vec<_>) =
+            (named.difference(&known).collect(), known.difference(&named).collect());
+        assert!(more.is_empty() && fewer.is_empty(), "the page has more: {more:?}; it lacks: {fewer:?}");
+    }
 
     #[test]
     fn a_body_that_is_no_request_is_refused_with_its_code() {

@@ -51,6 +51,13 @@ const OF_ENTRY: [&str; 3] = ["job", "token", "receipt"];
 const OF_REPORT: [&str; 5] = ["stage", "progress", "message", "checkpoint", "log"];
 const OF_SETTLE: [&str; 10] =
     ["outcome", "output", "error", "after_ms", "awaits", "left_ms", "began", "report", "steps", "ran_ms"];
+/// What may stand in an entry, by its name.
+#[cfg(test)]
+pub(super) const OF_ENTRIES: [(&str, &[&[&str]]); 3] = [
+    ("a report", &[&OF_ENTRY, &OF_REPORT, &["alone"]]),
+    ("a settle", &[&OF_ENTRY, &OF_SETTLE]),
+    ("a report of a settle", &[&OF_REPORT]),
+];
 /// The most characters of a stage and of a message.
 const TEXT_MAX: usize = 100_000;
 

@@ -21,7 +21,7 @@ use super::{
     connect::{Nats, Said},
     message::id_of_submission,
     publish::{JOB_ID, kind_and_jobs},
-    topology::{AHEAD, consumer_definition, consumer_drift, stream_definition, stream_drift},
+    topology::{Place, consumer_definition, consumer_drift, stream_definition, stream_drift},
 };
 use crate::{
     job::{JobId, check_kind, check_queue, storable},
@@ -98,6 +98,7 @@ pub(crate) struct Limit {
 pub(crate) struct ConsumerSeen {
     /// The differences.
     pub(crate) drift: Vec<String>,
+    pub(crate) place: Place,
     pub(crate) ack_wait: Duration,
     /// The number of undelivered messages.
     pub(crate) pending: u64,
@@ -221,19 +222,16 @@ impl Nats {
         })
     }
 
-    /// Reads the state of a queue's consumer.
+    /// Reads the state of a queue's consumer. Whether it is ahead of its stream says [`Nats::ahead_of`].
     pub(crate) async fn consumer_seen(&self, name: &str) -> Result<ConsumerSeen, Unseen> {
         let should = consumer_definition(self, name).map_err(|error| Unseen::Refused(error.to_string()))?;
         let answer = self.ask(format!("CONSUMER.INFO.{}.{name}", self.stream), json!({})).await?;
         // NATS reports it from 2.11 on.
         let is_paused = answer.get("paused").and_then(Value::as_bool).unwrap_or_default();
         let info: consumer::Info = read(answer)?;
-        let mut drift = consumer_drift(&info.config, &should);
-        if self.ahead(&[name.to_owned()]).await.is_ok_and(|(ahead, _)| !ahead.is_empty()) {
-            drift.push(AHEAD.into());
-        }
         Ok(ConsumerSeen {
-            drift,
+            drift: consumer_drift(&info.config, &should),
+            place: Place::of(name, &info),
             ack_wait: info.config.ack_wait,
             pending: info.num_pending,
             unacknowledged: info.num_ack_pending as u64,

@@ -32,5 +32,8 @@ pub(crate) use publish::{
     Confirmation, Confirmations, JOB_ID, Prepared, ReplyTo, Ticket, TicketBody, silence,
 };
 pub(crate) use pull::{LATE, Pull, PullConsumer, Pulled, is_job};
+#[cfg(test)]
+pub(crate) use topology::Place;
 pub use topology::Progress;
+pub(crate) use topology::{AHEAD, ASKED_AT_ONCE};
 pub(crate) use written::WRITTEN_WITHIN;

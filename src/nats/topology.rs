@@ -3,7 +3,13 @@
 //! A worker creates a missing stream or consumer and reports differences, but changes nothing: two versions would
 //! fight. `tenure migrate` makes the changes.
 
-use std::{sync::PoisonError, time::Duration};
+use std::{
+    sync::{
+        PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_nats::jetstream::{
     self,
@@ -11,6 +17,7 @@ use async_nats::jetstream::{
     context::{CreateStreamErrorKind, GetStreamErrorKind},
     stream::{self, ConsumerErrorKind, PersistenceMode},
 };
+use futures::{StreamExt, future::ready, stream as streams};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
@@ -24,8 +31,10 @@ use crate::{job::duration::written, observe::repeats};
 const AHEAD_FOR: Duration = Duration::from_secs(2);
 /// How long a look at a queue's first message may take.
 const LOOKED_WITHIN: Duration = Duration::from_secs(1);
+/// How many requests about consumers are under way at once.
+pub(crate) const ASKED_AT_ONCE: usize = 64;
 /// What is wrong with a consumer that has delivered what its stream does not have.
-pub(super) const AHEAD: &str = "the consumer is ahead of its stream, which went back: what the stream accepts next is \
+pub(crate) const AHEAD: &str = "the consumer is ahead of its stream, which went back: what the stream accepts next is \
                                 not delivered until the consumer is made anew";
 
 const STREAM: &str = include_str!("../../nats/stream.json");
@@ -43,6 +52,28 @@ pub struct Progress {
     pub pending: u64,
     /// The number of messages that are delivered and not acknowledged yet.
     pub unacknowledged: u64,
+}
+
+/// How far a queue's consumer has got, by the stream's sequences.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) name: String,
+    /// When it was created, in nanoseconds.
+    created: i128,
+    delivered: u64,
+    /// Every message up to this one is acknowledged.
+    floor: u64,
+}
+
+impl Place {
+    pub(super) fn of(name: &str, info: &jetstream::consumer::Info) -> Self {
+        Self {
+            name: name.to_owned(),
+            created: info.created.unix_timestamp_nanos(),
+            delivered: info.delivered.stream_sequence,
+            floor: info.ack_floor.stream_sequence,
+        }
+    }
 }
 
 pub(super) fn stream_definition(nats: &Nats) -> Result<stream::Config, NatsError> {
@@ -294,9 +325,13 @@ impl Nats {
         names: &[String],
     ) -> Result<(Vec<(String, i128)>, Option<NatsError>), NatsError> {
         let (mut seen, mut first_error) = (Vec::new(), None);
-        for name in names {
-            let consumer =
-                self.context.get_consumer_from_stream::<pull::Config, _, _>(name, self.stream.as_str()).await;
+        let asked = names.iter().cloned().map(|name| async move {
+            let stream = self.stream.as_str();
+            let consumer = self.context.get_consumer_from_stream::<pull::Config, _, _>(&name, stream).await;
+            (name, consumer)
+        });
+        let mut asked = streams::iter(asked).buffered(ASKED_AT_ONCE);
+        while let Some((name, consumer)) = asked.next().await {
             let consumer = match consumer {
                 Ok(consumer) => consumer,
                 // One that is missing is not ahead.
@@ -306,31 +341,35 @@ impl Nats {
                     continue;
                 }
             };
-            let info = consumer.cached_info();
-            let (delivered, floor) = (info.delivered.stream_sequence, info.ack_floor.stream_sequence);
-            seen.push((name.clone(), info.created.unix_timestamp_nanos(), delivered, floor));
+            seen.push(Place::of(&name, consumer.cached_info()));
         }
+        let created = |place: Place| (place.name, place.created);
+        Ok((self.ahead_of(seen).await?.into_iter().map(created).collect(), first_error))
+    }
+
+    /// Returns those of these consumers that are ahead of the stream: see [`Nats::ahead`].
+    pub(crate) async fn ahead_of(&self, seen: Vec<Place>) -> Result<Vec<Place>, NatsError> {
         // After the consumers: the stream may go on meanwhile.
         let stream = self.context.get_stream(self.stream.as_str()).await;
         let state =
             stream.map_err(|error| unavailable("get the stream", &error))?.cached_info().state.clone();
-        let (mut ahead, mut may_look) = (Vec::new(), true);
-        for (name, created, delivered, floor) in seen {
-            let is_ahead = if state.last_sequence < delivered {
-                true
-            } else if delivered > 0 && state.first_sequence <= floor && may_look {
-                let first = timeout(LOOKED_WITHIN, self.first_of(&name)).await.ok().flatten();
-                // Without the right, NATS does not answer.
-                may_look = first.is_some();
-                first.flatten().is_some_and(|first| first <= floor)
-            } else {
-                false
-            };
-            if is_ahead {
-                ahead.push((name, created));
+        // Without the right, NATS does not answer: the others are not asked for then.
+        let may_look = AtomicBool::new(true);
+        let judged = seen.into_iter().map(|place| async {
+            if state.last_sequence < place.delivered {
+                return Some(place);
             }
-        }
-        Ok((ahead, first_error))
+            let may_be = place.delivered > 0 && state.first_sequence <= place.floor;
+            if !may_be || !may_look.load(Ordering::Relaxed) {
+                return None;
+            }
+            let first = timeout(LOOKED_WITHIN, self.first_of(&place.name)).await.ok().flatten();
+            if first.is_none() {
+                may_look.store(false, Ordering::Relaxed);
+            }
+            first.flatten().is_some_and(|first| first <= place.floor).then_some(place)
+        });
+        Ok(streams::iter(judged).buffered(ASKED_AT_ONCE).filter_map(ready).collect().await)
     }
 
     /// Returns the sequence of a queue's first message; inside, `None` if it has none. `None`: NATS does not say.

@@ -49,6 +49,34 @@ async fn a_settle_after_another_one_of_its_attempt_is_told_that_it_came_too_late
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_producers_job_may_expire_be_replaced_and_have_a_key_for_a_while() {
+    let bench = bench_with(patient).await;
+    let _gateway = gateway(&bench);
+    let worker = Foreign::start(&bench, "one").await;
+    let ask = async |request: &str, mut body: Value| {
+        body["v"] = json!(1);
+        worker.raw(&format!("p.q.{request}"), &body.to_string()).await
+    };
+    let soon = (chrono::Utc::now() + Duration::from_secs(600)).to_rfc3339();
+    let rare = json!({"kind": "k", "payload": 1, "delay_ms": 60_000, "not_after": soon, "on_expiry": "cancel", "unique_while_queued": "w"});
+    let one = ask("enqueue", rare.clone()).await["ok"].clone();
+    let again = ask("enqueue", rare).await["ok"].clone();
+    assert_eq!(
+        (&one["created"], &again["created"], &again["job"]),
+        (&json!(true), &json!(false), &one["job"])
+    );
+    let row = bench.tenure.job(id(&one)).await.unwrap().unwrap();
+    assert!(row.not_after.is_some());
+    for n in 1..=2 {
+        let later =
+            json!({"kind": "k", "payload": n, "delay_ms": 60_000, "replace": "r", "longest_wait_ms": 90_000});
+        let replaced = ask("enqueue", later).await["ok"].clone();
+        assert_eq!(bench.tenure.job(id(&replaced)).await.unwrap().unwrap().payload, Some(json!(n)));
+    }
+    assert_eq!(bench.count("tenure.jobs WHERE status = 'queued'").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_whose_output_cannot_be_stored_is_told_so() {
     let bench = bench_with(patient).await;
     let _gateway = gateway(&bench);

@@ -714,6 +714,18 @@ async fn producers_enqueue_look_wait_and_cancel() {
         ("enqueue", json!({"kind": "k", "payload": 1, "run_at": "soon"}), "bad_request"),
         ("enqueue", json!({"kind": "k", "payload": 1, "tags": "a"}), "bad_request"),
         ("enqueue", json!({"kind": "k", "payload": 1, "tags": ["a b"]}), "bad_request"),
+        ("enqueue", json!({"kind": "k", "payload": 1, "on_expiry": "cancel"}), "bad_request"),
+        (
+            "enqueue",
+            json!({"kind": "k", "payload": 1, "not_after": "2999-01-01T00:00:00Z", "on_expiry": "x"}),
+            "bad_request",
+        ),
+        (
+            "enqueue",
+            json!({"kind": "k", "payload": 1, "replace": "a", "unique_while_live": "b"}),
+            "bad_request",
+        ),
+        ("enqueue", json!({"kind": "k", "payload": 1, "key": "a", "replace": "b"}), "bad_request"),
         ("job", json!({"job": JobId::generate()}), "no_such_job"),
         ("job", json!({"job": "x"}), "bad_request"),
     ] {
