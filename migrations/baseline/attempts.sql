@@ -2,13 +2,13 @@
 
 -- Attempts that did not end their job, the last hundred of each. Those that did stand on the finished row.
 CREATE TABLE tenure.job_executions (
-    job_id        uuid        NOT NULL,
+    job_id        uuid        NOT NULL,                     -- as jobs.id; the job may have ended since
     fencing_token bigint      NOT NULL,                     -- the claim's
     attempt       int         NOT NULL,                     -- as it was counted while it ran
-    claim_id      uuid        NOT NULL,
-    worker_id     text        NOT NULL,
-    started_at    timestamptz NOT NULL,
-    finished_at   timestamptz NOT NULL,
+    claim_id      uuid        NOT NULL,                     -- as jobs.claim_id, of that claim
+    worker_id     text        NOT NULL,                     -- who ran it, as jobs.worker_id
+    started_at    timestamptz NOT NULL,                     -- when it was claimed
+    finished_at   timestamptz NOT NULL,                     -- when its end, or its loss, was written
     -- 'failed' and 'lost' also of a dead letter that was redriven: its last attempt joins the others.
     outcome       text        NOT NULL CHECK (outcome IN ('retried', 'snoozed', 'failed', 'lost', 'released')),
     error         text,                                     -- NULL: it had none
@@ -17,7 +17,7 @@ CREATE TABLE tenure.job_executions (
 
 -- What `once`, `step`, `sleep` and `event` remember of a job, for its later attempts.
 CREATE TABLE tenure.effects (
-    job_id        uuid        NOT NULL,
+    job_id        uuid        NOT NULL,                     -- as jobs.id
     -- The name of the effect, step or event. An event that came before its wait has a name that begins with the
     -- character 1, which no step can have: or one who knows the job's id alone could end the job by the name of a step.
     key           text        NOT NULL,

@@ -3,8 +3,8 @@
 -- An act that changes nothing has no row. What tenure does by itself (a retry, a recovery, a tick of a schedule) is no
 -- act. The roles of postgres/roles.sql that act add rows, and can neither change nor delete any.
 CREATE TABLE tenure.audit (
-    id       bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    id       bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- later acts have higher ones
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when the act was written, by the database's clock
     -- The login role and the address of the connection. Its program cannot choose them.
     role     text        NOT NULL DEFAULT session_user,
     address  text        DEFAULT host(inet_client_addr()),  -- NULL: a Unix socket

@@ -8,16 +8,17 @@
 
 -- A row for each job that waits for others, before it starts or between two attempts.
 CREATE TABLE tenure.followers (
-    job_id       uuid        PRIMARY KEY,
-    group_id     uuid        NOT NULL,
+    job_id       uuid        PRIMARY KEY,                   -- as jobs.id; the row stays until the job is in no table
+    group_id     uuid        NOT NULL,                      -- as jobs.group_id; of a job in no group that waits in a
+                                                            -- step, its own id
     -- What it does when a job before it has failed or was cancelled.
     on_failure   text        NOT NULL CHECK (on_failure IN ('cancel', 'run', 'hold')),
     cut_at       timestamptz,                               -- when that has cancelled it: it comes back if they all
                                                             -- complete. NULL: not so, or a person has cancelled it
     lane         text,                                      -- from here to expires_as: what the job had, for its
     priority     smallint,                                  -- return
-    not_after    timestamptz,
-    expires_as   text,
+    not_after    timestamptz,                               -- as jobs.not_after
+    expires_as   text,                                      -- as jobs.expires_as
     -- The edge (its n) at which the next look for an open one begins. It saves time and decides nothing: an edge before
     -- it may be open.
     open_n       bigint      NOT NULL DEFAULT 0
@@ -26,14 +27,14 @@ CREATE TABLE tenure.followers (
 -- `after` waits for `before`. No index knows how an edge has ended, so that the end changes the row in its place
 -- (heap-only), and no index: a page has room for each of its rows twice.
 CREATE TABLE tenure.job_edges (
-    before       uuid        NOT NULL,
-    after        uuid        NOT NULL,
-    group_id     uuid        NOT NULL,
+    before       uuid        NOT NULL,                      -- the job that is waited for
+    after        uuid        NOT NULL,                      -- the job that waits: a follower
+    group_id     uuid        NOT NULL,                      -- as jobs.group_id, of `before`
     n            bigint      GENERATED ALWAYS AS IDENTITY,  -- the order in which a follower sees what came before it
     step         text,                                      -- the call of a running job; NULL: `after` has not begun
     state        text,                                      -- how `before` has ended: completed, failed, cancelled, or
                                                             -- purged (its dead letter is gone); NULL: it has not
-    ended_at     timestamptz,
+    ended_at     timestamptz,                               -- when `state` was written; NULL, both: not yet
     output       jsonb,                                     -- what it left, for as long as a follower may read it;
                                                             -- NULL: nothing
     PRIMARY KEY (before, after)
@@ -46,7 +47,7 @@ CREATE INDEX job_edges_of_group ON tenure.job_edges (group_id, n);
 
 -- Notes for release_followers, which deletes them: jobs of groups that have ended, and followers to look at.
 CREATE TABLE tenure.group_ends (
-    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id           bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- the oldest are worked off first
     job_id       uuid        NOT NULL,                      -- the job that has ended; of 'settled', the follower
     -- completed, failed, cancelled, purged; or 'settled': jobs before `job_id` have ended, and their edges are settled.
     ended_as     text        NOT NULL,

@@ -4,7 +4,7 @@
 -- are HOT updates, for which half of each page is free.
 CREATE TABLE tenure.jobs (
     id                  uuid        PRIMARY KEY,            -- UUID v7: ids are time. Of a submission: by its message
-    queue               text        NOT NULL,
+    queue               text        NOT NULL,               -- whose workers run it; it need not be in tenure.queues
     kind                text        NOT NULL,               -- which handler runs it
     payload             jsonb       NOT NULL,               -- what the handler gets
     status              text        NOT NULL DEFAULT 'queued',  -- 'queued' or 'processing': see live_job
@@ -25,10 +25,11 @@ CREATE TABLE tenure.jobs (
     -- jobs that it follows, or by what it waits for.
     scheduled_at        timestamptz NOT NULL,
     started_at          timestamptz,                        -- of the attempt that runs
-    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    created_at          timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when it was enqueued, or its submission was
+                                                                         -- published; a redrive does not change it
     stage               text,                               -- what the attempt has reported: each claim clears it
     progress            real,                               -- percent, 0 to 100; NULL: not reported
-    message             text,
+    message             text,                               -- likewise, a text for people; NULL: not reported
     checkpoint          jsonb,                              -- of the last attempt that wrote one; the next one gets it
     cancel_requested_at timestamptz,                        -- every way back to the queue then ends in 'cancelled'
     trace_context       text,                               -- W3C traceparent of the enqueuer; NULL: none
@@ -38,8 +39,8 @@ CREATE TABLE tenure.jobs (
     -- Publishing. publish_at: no message is known; the relay publishes at this time.
     -- published_at: a message was published (or is being published) at this time; ahead of now if it is put off.
     dispatch            int         NOT NULL DEFAULT 0,     -- +1 by every publication: part of Nats-Msg-Id
-    publish_at          timestamptz,
-    published_at        timestamptz,
+    publish_at          timestamptz,                        -- NULL: published_at is set. From the year 9998 on: held
+    published_at        timestamptz,                        -- NULL: publish_at is set
     clear_reason        text,                               -- why the next ticket says "cleared": a reset, a lost
                                                             -- message, a redrive. NULL: it does not, from a claim on
     put_off_since       timestamptz,                        -- since when no worker that got it knew its kind
@@ -82,13 +83,13 @@ CREATE TABLE tenure.jobs (
 -- take_due.sql: the relay reads what is due, in order.
 CREATE INDEX jobs_unpublished ON tenure.jobs (publish_at) WHERE publish_at IS NOT NULL;
 -- published_queues.sql, suspects.sql, reclaim_lost.sql: the relay enters each queue once, at its newest or oldest jobs.
--- count_queued.sql and left_behind.sql count the jobs of one queue in this index and the next.
+-- count_queued.sql and take_room count the jobs of one queue in this index and the next.
 CREATE INDEX jobs_published ON tenure.jobs (queue, published_at) WHERE published_at IS NOT NULL;
 CREATE INDEX jobs_unpublished_of_queue ON tenure.jobs (queue, publish_at) WHERE publish_at IS NOT NULL;
 
 -- Jobs that may expire: expire.sql ends those whose time has come, once a second, and deletes its notes.
 CREATE TABLE tenure.job_expiries (
     at           timestamptz NOT NULL,                      -- the job's not_after
-    job_id       uuid        NOT NULL,
+    job_id       uuid        NOT NULL,                      -- as jobs.id; the job may have ended since
     PRIMARY KEY (at, job_id)
 );

@@ -5,12 +5,12 @@
 
 -- The rule of each watched kind (put_quarantine.sql), and its quarantine (tend_quarantines.sql).
 CREATE TABLE tenure.quarantines (
-    kind           text             PRIMARY KEY CHECK (length(kind) BETWEEN 1 AND 200),
+    kind           text             PRIMARY KEY CHECK (length(kind) BETWEEN 1 AND 200),  -- as jobs.kind, of any queue
     -- A quarantine begins once at least `attempts` attempts have ended within the time `within`, and more than this
     -- share of them has failed.
     share          double precision NOT NULL CHECK (share > 0 AND share < 1),
-    attempts       int              NOT NULL CHECK (attempts >= 1),
-    within         interval         NOT NULL CHECK (within > '0'),
+    attempts       int              NOT NULL CHECK (attempts >= 1),  -- how many must have ended, at least
+    within         interval         NOT NULL CHECK (within > '0'),  -- the time in which they have ended
     probe_every    interval         NOT NULL CHECK (probe_every > '0'),  -- from the end of one probe to the next
     began_at       timestamptz,                             -- NULL: the kind is watched, and its jobs run
     ended          bigint,                                  -- the attempts at which the last quarantine began;
@@ -33,16 +33,16 @@ CREATE TABLE tenure.quarantines (
 -- How many attempts of a watched kind have ended, in sixtieths of the rule's time: report_quarantine.sql of
 -- every worker adds its own.
 CREATE TABLE tenure.quarantine_counts (
-    kind   text        NOT NULL,
+    kind   text        NOT NULL,                            -- as jobs.kind
     at     timestamptz NOT NULL,                            -- the beginning of the sixtieth
-    ended  bigint      NOT NULL,
+    ended  bigint      NOT NULL,                            -- those that have completed or failed; others do not count
     failed bigint      NOT NULL,                            -- of these
     PRIMARY KEY (kind, at)
 );
 
 -- The jobs that wait for the end of a quarantine: to call them then. A job that is missing here waits out its time.
 CREATE TABLE tenure.quarantined_jobs (
-    kind   text NOT NULL,
-    job_id uuid NOT NULL,
+    kind   text NOT NULL,                                   -- as jobs.kind
+    job_id uuid NOT NULL,                                   -- as jobs.id; a worker has snoozed the job
     PRIMARY KEY (kind, job_id)
 );

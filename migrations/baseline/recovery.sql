@@ -2,18 +2,20 @@
 
 -- Every reset, takeover, release, republication and refused stale write.
 CREATE TABLE tenure.recovery_events (
-    id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at             timestamptz NOT NULL DEFAULT clock_timestamp(),
+    id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- in the order in which the events were noted
+    at             timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when it was noted, by the database's clock
+    -- reset: the attempt was lost, and its job was taken back. release: its worker gave the job back. refused_write: a
+    -- worker that no longer owned the job tried to write. republished: no worker took its message in time.
     event          text        NOT NULL CHECK (event IN ('reset', 'release', 'refused_write', 'republished')),
     -- By which part of tenure: `RecoveryPath` in src/job/attempt.rs says what each is.
     path           text        NOT NULL CHECK (path IN ('reconcile', 'scanner', 'vanished', 'redelivery', 'relay',
                                                         'worker')),
-    job_id         uuid        NOT NULL,
+    job_id         uuid        NOT NULL,                    -- as jobs.id; the job may have ended since
     fencing_token  bigint      NOT NULL,                    -- under which the job had run, or the write came
     owner_before   text,                                    -- worker id; NULL: no worker ran the job
     silence        interval,                                -- of the owner, when it was judged; republished: of its
                                                             -- message. NULL: nothing was judged by it
-    reason         text        NOT NULL,
+    reason         text        NOT NULL,                    -- for people; of a refused write, which write it was
     recovered_by   text        NOT NULL                     -- worker id
 );
 -- recoveries.sql: the events of one job. was_reset.sql: whether a claim was given up.
@@ -23,7 +25,7 @@ CREATE INDEX recovery_events_by_time ON tenure.recovery_events (at);
 
 -- What all scanners share, in one row: when one last looked, until when nothing may be reset, what the last found.
 CREATE TABLE tenure.scanner_state (
-    only_row           boolean     PRIMARY KEY DEFAULT true CHECK (only_row),
+    only_row           boolean     PRIMARY KEY DEFAULT true CHECK (only_row),  -- always true: there is one row
     last_scan_at       timestamptz,                         -- the end of the last scan; NULL, here and below: never
     server_started_at  timestamptz,                         -- of Postgres, as that scan saw it: a restart has a grace
     grace_until        timestamptz,                         -- no reset until then: no owner could write for a while
@@ -40,7 +42,7 @@ CREATE TABLE tenure.scanner_state (
     -- scan. No table of its own: the workers' role may write this row. NULL: nothing. After unserved_until it says
     -- nothing.
     unserved           jsonb,
-    unserved_until     timestamptz,
+    unserved_until     timestamptz,                         -- until when it holds, if no other scan follows
     -- The last measurement that counted messages, too. While it differs from measured_at, a worker of an earlier
     -- release has measured since, and has removed the rows of queues that hold only submissions.
     stream_measured_at timestamptz,
@@ -49,14 +51,14 @@ CREATE TABLE tenure.scanner_state (
     -- Messages whose subject names no valid queue or kind, as the last scan counted them, and one such subject. They
     -- hold as long as `unserved`. NULL: NATS did not answer.
     misnamed           bigint,
-    misnamed_subject   text
+    misnamed_subject   text                                 -- NULL, too: there is none
 );
 INSERT INTO tenure.scanner_state DEFAULT VALUES;
 
 -- What the stream held at a moment of the database's time. A job published well before a mark whose last sequence the
 -- consumer has passed has no message left. add_mark.sql thins them out: all of the last hour, few of the last week.
 CREATE TABLE tenure.relay_marks (
-    id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- add_mark.sql thins them out by it
     marked_at      timestamptz NOT NULL,                    -- read before the stream was asked
     stream_created text        NOT NULL,                    -- names the stream: a new one counts from 1 again
     last_seq       bigint      NOT NULL                     -- its last sequence

@@ -3,8 +3,8 @@
 -- The list is made when the redrive begins (start_redrive.sql). The worker that has the relay's turn goes on with it
 -- once a second (tend_redrives), and start_redrive.sql deletes redrives that ended 30 days ago.
 CREATE TABLE tenure.redrives (
-    id          uuid             PRIMARY KEY DEFAULT gen_random_uuid(),
-    started_at  timestamptz      NOT NULL DEFAULT clock_timestamp(),
+    id          uuid             PRIMARY KEY DEFAULT gen_random_uuid(),  -- by which people follow and stop it
+    started_at  timestamptz      NOT NULL DEFAULT clock_timestamp(),  -- when its list was made
     selection   jsonb            NOT NULL,                  -- which dead letters, as it was asked for
     canary      int              NOT NULL CHECK (canary >= 1),  -- how many jobs go first
     rate        double precision CHECK (rate > 0),          -- jobs a second after the canary; NULL: as they end well
@@ -12,10 +12,10 @@ CREATE TABLE tenure.redrives (
     stop_at     double precision NOT NULL CHECK (stop_at > 0 AND stop_at <= 1),
     jobs        bigint           NOT NULL,                  -- of the list
     redriven    bigint           NOT NULL DEFAULT 0,        -- so far; those that are in none of the next four are out
-    completed   bigint           NOT NULL DEFAULT 0,
+    completed   bigint           NOT NULL DEFAULT 0,        -- jobs that have completed without a failed attempt
     failed      bigint           NOT NULL DEFAULT 0,        -- jobs that have failed an attempt since. One that
                                                             -- completes with a later attempt counts, too
-    cancelled   bigint           NOT NULL DEFAULT 0,
+    cancelled   bigint           NOT NULL DEFAULT 0,        -- jobs that were cancelled since
     waiting     bigint           NOT NULL DEFAULT 0,        -- jobs that wait for a time, an event or other jobs,
                                                             -- without a failure so far
     missing     bigint           NOT NULL DEFAULT 0,        -- jobs that were no dead letters when their turn came
@@ -31,9 +31,9 @@ CREATE INDEX redrives_open ON tenure.redrives (started_at) WHERE ended_at IS NUL
 
 -- The list of each open redrive; it goes when the redrive ends.
 CREATE TABLE tenure.redrive_jobs (
-    redrive_id  uuid             NOT NULL REFERENCES tenure.redrives ON DELETE CASCADE,
+    redrive_id  uuid             NOT NULL REFERENCES tenure.redrives ON DELETE CASCADE,  -- whose list it is
     place       bigint           NOT NULL,                  -- from 1 on: the oldest dead letter first
-    job_id      uuid             NOT NULL,
+    job_id      uuid             NOT NULL,                  -- the dead letter's, which the redriven job keeps
     redriven_at timestamptz,                                -- NULL: its turn has not come, or it was missing
     -- NULL: it is out, and nothing is known yet. 'failed' as in tenure.redrives.
     outcome     text             CONSTRAINT redriven_as_is_known

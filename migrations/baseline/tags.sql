@@ -3,7 +3,7 @@
 -- They stay beside the job and move with none of its rows: what claims, settles and recovers jobs does not know of
 -- them. The statement that creates the job writes them; retention and purge_dead.sql delete them.
 CREATE TABLE tenure.job_tags (
-    job_id uuid NOT NULL,
+    job_id uuid NOT NULL,                                   -- as jobs.id; the job may have ended since
     tag    text NOT NULL,                                   -- 1 to 100 bytes, without spaces and commas
     PRIMARY KEY (job_id, tag)
 );

@@ -5,8 +5,9 @@
 -- host; NULL: they are not known.
 CREATE TABLE tenure.workers (
     worker_id      text        PRIMARY KEY,                 -- hostname-pid-random
-    hostname       text        NOT NULL,
-    pid            int         NOT NULL,
+    hostname       text        NOT NULL,                    -- the host's name, or TENURE_HOSTNAME; behind a gateway, as
+                                                            -- the worker says
+    pid            int         NOT NULL,                    -- of the process; behind a gateway, as the worker says
     boot_id        text,                                    -- of the host's kernel
     pid_namespace  text,                                    -- the one in which the pid counts
     pid_started_at text,                                    -- of the process: a pid may be given anew
@@ -17,7 +18,7 @@ CREATE TABLE tenure.workers (
     kinds          text[],                                  -- NULL: every kind
     slots          int         NOT NULL,                    -- how many jobs it runs at once
     version        text        NOT NULL,                    -- of tenure; behind a gateway, of the worker's client
-    started_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at     timestamptz NOT NULL DEFAULT clock_timestamp(),  -- when it registered
     last_seen_at   timestamptz NOT NULL DEFAULT clock_timestamp(),  -- its last renewal of this row
     suspected_at   timestamptz,                             -- when a probe first got no answer; a renewal by the
                                                             -- worker, or an answer, clears it
@@ -41,9 +42,9 @@ CREATE INDEX workers_by_host ON tenure.workers (hostname);
 -- worker that it names does that work until then; after that, whichever worker asks first. A turn only spares
 -- statements: everything done under it may be done by two workers at once.
 CREATE TABLE tenure.turns (
-    turn      text        PRIMARY KEY,
+    turn      text        PRIMARY KEY,                      -- 'relay', 'vanished' or 'scan'
     worker_id text,                                         -- NULL: no worker has had it yet
-    until     timestamptz NOT NULL
+    until     timestamptz NOT NULL                          -- its end; '-infinity': that worker gave the turn up
 ) WITH (fillfactor = 10);                                   -- written once a second, for ever: in place
 INSERT INTO tenure.turns (turn, until) VALUES
     ('relay', statement_timestamp()), ('vanished', statement_timestamp()), ('scan', statement_timestamp());

@@ -56,6 +56,8 @@ pub struct AttemptEnded {
     pub queue: String,
     /// The job's kind.
     pub kind: String,
+    /// The job's lane, if its queue has lanes.
+    pub lane: Option<String>,
     /// The worker that ran the attempt.
     pub worker: Arc<str>,
     /// The number of the attempt; 1 is the first.

@@ -474,3 +474,18 @@ async fn an_enqueue_waits_for_no_hook() {
     assert!(hung.load(Ordering::SeqCst) && took < Duration::from_secs(10), "{took:?}");
     drop(release);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_an_attempt_names_the_jobs_lane() {
+    let bench = patient().await;
+    bench.tenure.put_lanes("q", tenure::lanes::Lanes::new().running(2)).await.unwrap();
+    let (hook, mut ended) = heard::<AttemptEnded>();
+    let running = Running::start(worker(&bench).handle_any(options(), ends).on_attempt_end(hook));
+    for lane in [Some("org-7"), None] {
+        let request = JobRequest::new("q", "k", json!("done"));
+        let request = lane.map_or_else(|| request.clone(), |lane| request.clone().lane(lane));
+        bench.tenure.enqueue(request).await.unwrap();
+        assert_eq!(next(&mut ended).await.lane.as_deref(), lane);
+    }
+    running.stop().await;
+}

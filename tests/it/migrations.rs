@@ -99,7 +99,9 @@ async fn the_statements_of_the_baseline_never_change() {
 
 #[test]
 fn every_column_says_what_it_holds() {
-    let migrations = MIGRATIONS.iter().map(|(_, name, sql)| (*name, *sql));
+    // The texts of those up to 35 were released without.
+    let migrations = MIGRATIONS.iter().filter(|(version, ..)| *version > 35);
+    let migrations = migrations.map(|(_, name, sql)| (*name, *sql));
     for (file, sql) in internals::BASELINE.iter().copied().chain(migrations) {
         let mut before = "";
         for line in sql.lines() {

@@ -45,6 +45,7 @@ pub(super) fn ended(
         id: job.key.job,
         queue: claim.queue.clone(),
         kind: claim.kind.clone(),
+        lane: claim.lane.as_deref().filter(|lane| !lane.is_empty()).map(str::to_owned),
         worker,
         attempt: claim.attempt,
         max_attempts: claim.max_attempts,

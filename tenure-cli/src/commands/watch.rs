@@ -25,12 +25,13 @@ const AGAIN_AFTER: Duration = Duration::from_millis(500);
 const DRAWN_EVERY: Duration = Duration::from_secs(1);
 /// How many jobs of each status to watch when the user names none.
 const WATCHED_MAX: u32 = 50;
-/// A job's name, its bar and its text on one line, if the text gets this much room; otherwise below each other.
-const WIDE: &str = "{prefix} {bar:20} {pos:>3} % {wide_msg}";
-const NARROW: &str = "{prefix}\n  {bar:20} {pos:>3} %\n  {msg}";
+/// A job's name, its bar and its text, which has the percentage, on one line, if the text gets this much room;
+/// otherwise below each other.
+const WIDE: &str = "{prefix} {bar:20} {wide_msg}";
+const NARROW: &str = "{prefix}\n  {bar:20}\n  {msg}";
 const TEXT_MIN: usize = 50;
-/// The width of the bar, the percentage and the spaces in `WIDE`.
-const BAR_WIDTH: usize = 28;
+/// The width of the bar and the spaces in `WIDE`.
+const BAR_WIDTH: usize = 22;
 /// The width of a terminal that does not say it.
 const WIDTH: u16 = 80;
 

@@ -66,6 +66,11 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
     });
     let newest =
         ask.query.has("before").then(|| format!("{}/dead?{}", view.base, ask.query.with("before", None)));
+    let selected: Vec<_> =
+        FIELDS.into_iter().filter_map(|field| Some(format!("{field} {}", ask.query.get(field)?))).collect();
+    // What a person is asked before the letters are gone.
+    let selected = if selected.is_empty() { String::new() } else { format!(" of {}", selected.join(", ")) };
+    let purge = format!("Purge {{n}} dead letters{selected} for good, with all history?");
     let said = format!("{} of {}", number(i64::try_from(letters.len()).unwrap_or(i64::MAX)), all);
     let list = html! {
         div #list {
@@ -91,7 +96,7 @@ pub(super) async fn page(view: &View, ask: &Ask) -> Result<Page, Failure> {
                                 }
                             button.danger formaction={ (view.base) "/dead/purge" } data-count="Purge"
                                 data-can="purge" data-all=(counted.jobs) data-more=[&counts]
-                                data-confirm="Purge {n} dead letters for good, with all history?" {
+                                data-confirm=(purge) {
                                     "Purge"
                                 }
                         }

@@ -277,7 +277,7 @@ impl Failure {
                 let why = cause(error);
                 format!(
                     "Postgres does not answer, or took too long ({why}). This page tries again by itself; \
-                     narrow a search by queue, kind or age."
+                     if it is a search, narrow it by queue, kind or age."
                 )
             }
             Self::Store(error) if error.is_denied() => {
