@@ -201,9 +201,10 @@ async fn watching_on_a_terminal_draws_a_bar_that_moves() {
         .await
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for part in ["█", "30 %", "60 %", "100 %"] {
+    for part in ["█", "30 %", "60 %", "completed"] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
+    assert!(!text.contains("% processing"), "the percentage stands once:\n{text}");
     worker.stop().await;
 }
 

@@ -471,7 +471,7 @@ async fn the_question_before_an_action_on_very_many_dead_letters_has_their_exact
     browser.click("input[data-matching]").await;
     browser.until_text("button[formaction='/dead/purge']", "Purge 10,000 or more").await;
     browser.click("button[formaction='/dead/purge']").await;
-    browser.until_text("dialog.ask", "Purge 10,007 dead letters for good").await;
+    browser.until_text("dialog.ask", "Purge 10,007 dead letters of kind k for good").await;
     browser.click("dialog.ask button[value=yes]").await;
     browser.until_text(".flash", "10007 dead letters are purged").await;
     let wrong = dashboard.get("/dead/count").await;

@@ -188,10 +188,17 @@ async fn a_live_page_is_read_again_soon_after_a_failure() {
 /// Nothing that could not be read looks like nothing that is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_says_what_it_could_not_read_and_shows_the_rest() {
-    let bench = calm().await;
+    // The program measures by itself if nobody has for a while, and would put what it finds in the place of this.
+    let bench = bench_with(|config| {
+        config.timing.scan_every = Duration::from_secs(60);
+        config.timing.stale_after = Duration::from_secs(60);
+        config.timing.ack_wait = Duration::from_secs(180);
+    })
+    .await;
     bench.tenure.put_quarantine("k", Quarantine::when_failed(0.5)).await.unwrap();
     let unknown =
-        "UPDATE tenure.scanner_state SET unserved = '[{\"queue\": 1}]', unserved_until = now() + '1 hour'";
+        "UPDATE tenure.scanner_state SET unserved = '[{\"queue\": 1}]', unserved_until = now() + '1 hour',
+                                                   measured_at = now()";
     bench.execute(unknown).await;
     bench.execute("ALTER TABLE tenure.quarantine_counts RENAME TO hidden_counts").await;
     bench.execute("ALTER TABLE tenure.redrives RENAME TO hidden_redrives").await;

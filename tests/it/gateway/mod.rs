@@ -347,14 +347,14 @@ async fn a_wrong_request_is_refused_by_name_and_changes_nothing() {
         assert_eq!(worker.raw("w.q.take", body).await["error"]["code"], json!(code), "{body}");
     }
     // A producer counts on each field of its job.
-    let unknown = r#"{"v":1.0,"kind":"k","lane":null,"not_after":"2020-01-01T00:00:00Z"}"#;
+    let unknown = r#"{"v":1.0,"kind":"k","lane":null,"not_before":"2020-01-01T00:00:00Z"}"#;
     let answer = worker.raw("p.q.enqueue", unknown).await;
     assert_eq!(answer["error"]["code"], json!("bad_request"), "{answer}");
     assert!(
         answer["error"]["message"]
             .as_str()
             .unwrap()
-            .starts_with("\"not_after\" is no field of a job; those are ")
+            .starts_with("\"not_before\" is no field of a job; those are ")
     );
     let versions = &worker.raw("w.q.take", "{\"v\":99}").await["error"]["versions"];
     assert_eq!(*versions, json!([1]));
