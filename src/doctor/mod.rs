@@ -28,7 +28,9 @@ use crate::{
         JobError, check_queue,
         duration::{measured, written},
     },
-    lanes, quarantine,
+    lanes,
+    observe::repeats,
+    quarantine,
     store::{Store, StoreError},
 };
 
@@ -222,16 +224,25 @@ async fn of_running(store: &Store, named: Option<&[String]>) -> Vec<Check> {
     found
 }
 
-/// Notes what a scan finds wrong by [`of_running`], for the overview and the metrics. If one of the checks could not
-/// run, what was found before stays, for as long as it holds.
+/// Notes what a scan finds wrong by [`of_running`], for the overview and the metrics. What a check that cannot run has
+/// found before stays, for as long as it holds.
 #[cfg(feature = "worker")]
 pub(crate) async fn note(store: &Store, holds_for: Duration) -> Result<(), StoreError> {
     let mut found = of_running(store, None).await;
-    if found.iter().any(|check| check.state == CheckState::Skipped) {
-        return Ok(());
+    let is_skipped = |check: &&Check| check.state == CheckState::Skipped;
+    let skipped: Vec<_> = found.iter().filter(is_skipped).map(|check| check.check).collect();
+    for check in found.iter().filter(is_skipped) {
+        if let Some(left_out) = repeats::tell("findings", &format!("{}: {}", check.check, check.found)) {
+            tracing::warn!(
+                check = check.check,
+                why = check.found,
+                left_out,
+                "a scan could not look for what is wrong"
+            );
+        }
     }
-    found.retain(|check| check.state != CheckState::Ok);
-    store.note_findings(serde_json::json!(found), holds_for).await
+    found.retain(|check| matches!(check.state, CheckState::Warning | CheckState::Wrong));
+    store.note_findings(serde_json::json!(found), &skipped, holds_for).await
 }
 
 fn timers(timing: &Timing) -> Check {

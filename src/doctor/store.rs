@@ -355,9 +355,11 @@ impl Store {
     pub(crate) async fn note_findings(
         &self,
         findings: serde_json::Value,
+        skipped: &[&str],
         holds_for: Duration,
     ) -> Result<(), StoreError> {
-        self.rows(query(NOTE_FINDINGS).bind(findings).bind(holds_for.as_secs_f64())).await.map(drop)
+        let note = query(NOTE_FINDINGS).bind(findings).bind(holds_for.as_secs_f64()).bind(skipped);
+        self.rows(note).await.map(drop)
     }
 
     /// Returns these queues; `None`: those that a worker serves, in which a job waits, or that have settings, and

@@ -88,7 +88,10 @@ pub(crate) async fn look(
             consumers.push((of, consumer));
         }
         let places = consumers.iter().filter_map(|(_, seen)| Some(seen.as_ref().ok()?.place.clone()));
-        let ahead = nats.ahead_of(places.collect()).await.unwrap_or_default();
+        let places: Vec<_> = places.collect();
+        // Without an answer before, there is none to this.
+        let is_in_vain = places.is_empty() || unseen.iter().any(|unseen| asks_in_vain(unseen).is_some());
+        let ahead = if is_in_vain { Vec::new() } else { nats.ahead_of(places).await.unwrap_or_default() };
         let ahead: HashSet<_> = ahead.iter().map(|place| place.name.as_str()).collect();
         for (Asked { queue: name, is_served }, mut consumer) in consumers {
             if let Ok(seen) = &mut consumer

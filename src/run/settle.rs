@@ -54,9 +54,11 @@ use crate::{
     watch::run::Hints,
 };
 
-/// How often a completion may come too late with others, and then alone, until its output counts as the reason.
+/// How often the completion of a large output may come too late with others, and then alone, until its size counts as
+/// the reason. That of a smaller one is late because Postgres is.
 const LATE_MAX: u32 = 2;
 const ALONE_MAX: u32 = 3;
+const LARGE: usize = 1 << 20;
 
 /// The result of writing a verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -285,7 +287,8 @@ impl Settle {
         let mut completions = &self.completions;
         let mut unanswered = false;
         let mut late = 0;
-        let mut alone = Alone { completed: self.completed.load(Ordering::Relaxed), failed: 0 };
+        let mut alone = Alone { completed: 0, failed: 0 };
+        let is_large = completion.output.as_ref().is_some_and(|output| output.len() > LARGE);
         loop {
             let answer = if late < LATE_MAX {
                 completions.run(completion.clone()).await
@@ -310,7 +313,10 @@ impl Settle {
                 // Postgres will always refuse bad values; a missing right or server may come back.
                 Some(Err(error)) if !error.is_the_datas_fault() && alone.failed < ALONE_MAX => {
                     unanswered |= error.is_outage();
-                    late += u32::from(error.is_late());
+                    if is_large && late < LATE_MAX && error.is_late() {
+                        late += 1;
+                        alone.completed = self.completed.load(Ordering::Relaxed);
+                    }
                     if let Some(left_out) = repeats::tell("completion", &error) {
                         tracing::warn!(%error, left_out, "could not write a completion; the worker will retry");
                     }
@@ -326,8 +332,8 @@ impl Settle {
         }
     }
 
-    /// Completes a job whose completion came too late before. If it does so alone, too, while Postgres answers
-    /// everybody else, its output is at fault, not the server.
+    /// Completes a job with a large output whose completion came too late before. If it does so alone, too, while
+    /// Postgres takes others, its size is at fault, not the server.
     async fn complete_alone(&self, completion: &Completion, alone: &mut Alone) -> Result<bool, StoreError> {
         // Sooner than the time of a call: its end would count as an outage.
         let within = self.store.within().mul_f64(0.8);

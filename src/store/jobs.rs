@@ -433,6 +433,11 @@ impl Store {
 
     /// Completes one job by a statement of its own, past its row if that is locked, as [`Store::claim_alone`] claims.
     pub(crate) async fn complete_alone(&self, completion: &Completion) -> Result<bool, StoreError> {
+        if let Some(report) = &completion.report
+            && let Err(error) = self.progress(std::slice::from_ref(report)).await
+        {
+            tracing::debug!(%error, "the last report was not written; the job completes without it");
+        }
         let ClaimKey { job, token, claim } = completion.key;
         let keys = |sql: &'static str| query(sql).bind([job]).bind([token]).bind([claim]);
         let query = match completion.keeps {

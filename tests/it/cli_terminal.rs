@@ -334,7 +334,13 @@ async fn exit_codes_are_those_of_the_docs() {
         assert_eq!(code(&bench, &[&["jobs", "cancel"], &selection[..]].concat()).await, Some(0));
         assert_eq!(bench.count(live).await, left, "{selection:?}");
     }
-    assert_eq!(code(&bench, &["jobs", "cancel", "--all", "--kind", "b"]).await, Some(2));
+    for both in [["--kind", "b"], ["--unique-key", "b"]] {
+        assert_eq!(
+            code(&bench, &[&["jobs", "cancel", "--all"], &both[..]].concat()).await,
+            Some(2),
+            "{both:?}"
+        );
+    }
     assert_eq!(code(&bench, &["jobs", "cancel"]).await, Some(2));
 }
 

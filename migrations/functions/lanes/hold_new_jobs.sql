@@ -35,6 +35,8 @@ BEGIN
                                of_lanes.name,
                                format('BEGIN RETURN queue OPERATOR(pg_catalog.=) ANY (%L::text[]); END',
                                       of_lanes.queues));
+                -- It runs with the rights of the producer.
+                EXECUTE format('GRANT EXECUTE ON FUNCTION tenure.has_%s(text) TO PUBLIC', of_lanes.name);
                 is_listed := format('tenure.has_%s(NEW.queue)', of_lanes.name);
             END IF;
             EXECUTE format('CREATE OR REPLACE TRIGGER %I BEFORE INSERT ON tenure.jobs FOR EACH ROW

@@ -3,19 +3,25 @@
 --   $1 queues, or NULL for all  $2 for how many seconds any attempt may run  $3 how many times as long as nineteen of
 --   twenty have run is far longer  $4 row limit
 --
--- `usual_s` is that of the jobs that completed within the last day, of the latest 20,000. They are read only if an
--- attempt has run for longer than $2. A kind of which a few jobs take long is not slow: none of those took as long.
+-- `usual_s` is that of a sample of the jobs that were created within the last day and have completed: a thousand of each
+-- hour. They are read only if an attempt has run for longer than $2. A kind of which a few jobs take long is not slow:
+-- one of the sample took as long.
 WITH running AS MATERIALIZED (
     SELECT id, queue, kind, started_at
       FROM tenure.jobs
      WHERE status = 'processing' AND started_at < statement_timestamp() - $2::float8 * interval '1 second'
        AND ($1::text[] IS NULL OR queue = ANY ($1))
 ), latest AS MATERIALIZED (
-    SELECT queue, kind, extract(epoch FROM finished_at - started_at)::float8 AS ran_s
-      FROM tenure.job_history
+    SELECT h.queue, h.kind, extract(epoch FROM h.finished_at - h.started_at)::float8 AS ran_s
+      FROM generate_series(1, 24) AS hours (ago)
+     CROSS JOIN LATERAL (
+           SELECT queue, kind, started_at, finished_at
+             FROM tenure.job_history
+            WHERE id >= tenure.id_of_time(statement_timestamp() - ago * interval '1 hour')
+              AND id < tenure.id_of_time(statement_timestamp() - (ago - 1) * interval '1 hour')
+              AND status = 'completed'
+            ORDER BY id LIMIT 1000) h
      WHERE EXISTS (SELECT FROM running)
-       AND id >= tenure.id_of_time(statement_timestamp() - interval '1 day') AND status = 'completed'
-     ORDER BY id DESC LIMIT 20000
 ), usual AS (
     SELECT queue, kind, percentile_disc(0.95) WITHIN GROUP (ORDER BY ran_s) AS ran_s, max(ran_s) AS longest_s
       FROM latest GROUP BY queue, kind HAVING count(*) >= 20

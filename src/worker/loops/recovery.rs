@@ -64,10 +64,14 @@ impl Work for Scan {
                     }
                 }
             }
-            if has_scanned && let Err(error) = doctor::note(store, every.saturating_mul(SCANS_HELD)).await {
-                tracing::debug!(%error, "could not note what is wrong; the overview keeps what the last scan found");
-            }
-            sleep(jittered(wait)).await;
+            let noted = async {
+                if has_scanned
+                    && let Err(error) = Box::pin(doctor::note(store, every.saturating_mul(SCANS_HELD))).await
+                {
+                    tracing::debug!(%error, "could not note what is wrong; the overview shows what was found before");
+                }
+            };
+            tokio::join!(sleep(jittered(wait)), noted);
         }
     }
 }

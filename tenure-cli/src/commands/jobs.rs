@@ -215,15 +215,23 @@ async fn cancel_selected(cli: &Cli, tenure: &Tenure, args: &CancelArgs) -> anyho
     queue.as_deref().map(check_queue).transpose()?;
     kind.as_deref().map(check_kind).transpose()?;
     let filter = args.of.filter()?;
+    // Of a whole queue, page by page: it may hold millions.
+    let is_whole =
+        args.of == SelectionArgs { queue: queue.clone(), kind: kind.clone(), ..SelectionArgs::default() };
     if !args.dry_run {
-        // Of a whole queue, page by page: it may hold millions.
-        let is_whole =
-            args.of == SelectionArgs { queue: queue.clone(), kind: kind.clone(), ..SelectionArgs::default() };
         let done = match queue {
             Some(queue) if is_whole => tenure.cancel_all(queue, kind.as_deref()).await?,
             _ => tenure.cancel_matching(&filter).await?,
         };
         print_cancelled(cli, done);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(queue) = queue.as_ref().filter(|_| is_whole) {
+        let mut kinds = tenure.store().live_kinds(i64::MAX).await?;
+        kinds.retain(|of| of.queue == *queue && kind.as_ref().is_none_or(|kind| of.kind == *kind));
+        let queued: i64 = kinds.iter().map(|of| of.due + of.scheduled + of.held).sum();
+        let running: i64 = kinds.iter().map(|of| of.processing).sum();
+        print_would_cancel(cli, [queued, running].map(|jobs| usize::try_from(jobs).unwrap_or_default()));
         return Ok(ExitCode::SUCCESS);
     }
     let count = async |filter: JobFilter| {

@@ -452,7 +452,12 @@ struct CancelArgs {
     #[arg(long, conflicts_with = "many")]
     group: bool,
     /// Cancel all live jobs, of every queue.
-    #[arg(long, conflicts_with_all = ["status", "queue", "kind", "worker", "older_than", "newer_than", "error", "tag"])]
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "unique_key", "status", "queue", "kind", "worker", "older_than", "newer_than", "error", "tag"
+        ]
+    )]
     all: bool,
     #[command(flatten)]
     of: SelectionArgs,

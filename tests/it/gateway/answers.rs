@@ -232,7 +232,7 @@ async fn of_takes_with_large_bodies_fewer_may_wait() {
     let _gateway = gateway(&bench);
     let worker = Foreign::start(&bench, "one").await;
     let mut inbox = worker.nats.subscribe("_INBOX.large.*").await.unwrap();
-    let body = json!({"v": 1, "worker": "one", "slots": 1, "wait_ms": 3_000, "kinds": all()}).to_string();
+    let body = json!({"v": 1, "worker": "one", "slots": 1, "wait_ms": 10_000, "kinds": all()}).to_string();
     let body = format!("{body}{}", " ".repeat(1_000_000));
     for n in 0..150 {
         let (subject, reply) = (format!("{}.w.q.take", worker.prefix), format!("_INBOX.large.{n}"));

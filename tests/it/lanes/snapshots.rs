@@ -178,7 +178,12 @@ async fn all_queues_with_lanes_share_two_triggers_which_hold_the_jobs_of_no_othe
     // A list of many queues stands elsewhere, and is as exact.
     let many = "SELECT tenure.put_lanes(k || n, 2, NULL, NULL, NULL, NULL, false, k = 'o', '5s')
                   FROM generate_series(1, 70) n, unnest(ARRAY['o', 'u']) k";
+    // A producer asks it, whatever the owner grants by default.
+    bench.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC").await;
     bench.execute(many).await;
+    bench.execute("ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO PUBLIC").await;
+    let may_ask = "bool_and(has_function_privilege('public', p.oid, 'EXECUTE')) FROM pg_proc p WHERE p.proname LIKE 'has_lanes%'";
+    assert!(bench.value::<bool>(&format!("SELECT {may_ask}")).await);
     let before_many = held("q0").await && held("q1").await && held("o70").await && held("u70").await;
     assert!(before_many && !held("q").await && !held("o71").await);
     assert_eq!(bench.count("pg_proc WHERE proname LIKE 'has_lanes%'").await, 2);
