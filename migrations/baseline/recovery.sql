@@ -51,7 +51,7 @@ CREATE TABLE tenure.scanner_state (
     -- Messages whose subject names no valid queue or kind, as the last scan counted them, and one such subject. They
     -- hold as long as `unserved`. NULL: NATS did not answer.
     misnamed           bigint,
-    misnamed_subject   text                                 -- NULL, too: there is none
+    misnamed_subject   text                                 -- of one such message; NULL: not known, or none
 );
 INSERT INTO tenure.scanner_state DEFAULT VALUES;
 

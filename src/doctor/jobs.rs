@@ -27,7 +27,7 @@ const OF_WORKERS: [&str; 2] = ["workers", "versions"];
 const OF_JOBS: [&str; 3] = ["scans", "relay", "dead_letters"];
 
 pub(crate) const SLOW: &str = "slow";
-/// An attempt that has run for longer than this, and than so many times what is usual for its kind, has a warning.
+/// `doctor` warns of an attempt that has run for longer than this, and for this many times as long as is usual.
 const SLOW_AFTER: Duration = Duration::from_mins(1);
 const SLOW_TIMES: f64 = 10.0;
 /// The most kinds that have such a warning each.

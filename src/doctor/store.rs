@@ -327,7 +327,7 @@ impl Store {
         Ok(rows.iter().map(Waiting::read).collect::<Result<_, _>>()?)
     }
 
-    /// Returns the kinds whose attempts run for longer than `after` and than so many times what is usual.
+    /// Returns the kinds with attempts that have run for longer than `after`, and `times` as long as is usual.
     pub(crate) async fn doctor_slow(
         &self,
         queues: Option<&[String]>,

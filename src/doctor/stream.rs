@@ -89,7 +89,7 @@ pub(crate) async fn look(
         }
         let places = consumers.iter().filter_map(|(_, seen)| Some(seen.as_ref().ok()?.place.clone()));
         let places: Vec<_> = places.collect();
-        // Without an answer before, there is none to this.
+        // NATS that has not answered for a consumer would not answer for the stream.
         let is_in_vain = places.is_empty() || unseen.iter().any(|unseen| asks_in_vain(unseen).is_some());
         let ahead = if is_in_vain { Vec::new() } else { nats.ahead_of(places).await.unwrap_or_default() };
         let ahead: HashSet<_> = ahead.iter().map(|place| place.name.as_str()).collect();

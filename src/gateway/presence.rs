@@ -36,9 +36,9 @@ const SLOTS_MAX: u64 = 10_000;
 /// The most characters of a name for people.
 const NAME_MAX: usize = 200;
 
-/// After a look at the claims of workers the next one waits for so many times as long as that one took.
+/// The gateway pauses after each look at the claims of workers: four times as long as the look took.
 const PAUSE_AFTER_CLAIMS: u32 = 4;
-/// But for no longer than this: the workers that ask take no jobs meanwhile.
+/// The longest such pause: the workers that ask take no jobs meanwhile.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Makes the batches of questions after the claims of workers: one statement reads the table of live jobs for many of

@@ -188,7 +188,7 @@ async fn a_live_page_is_read_again_soon_after_a_failure() {
 /// Nothing that could not be read looks like nothing that is there.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_says_what_it_could_not_read_and_shows_the_rest() {
-    // The program measures by itself if nobody has for a while, and would put what it finds in the place of this.
+    // `tenure serve` measures after a while without a worker, and would overwrite what this test has written.
     let bench = bench_with(|config| {
         config.timing.scan_every = Duration::from_secs(60);
         config.timing.stale_after = Duration::from_secs(60);

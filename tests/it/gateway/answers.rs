@@ -11,6 +11,25 @@ use super::{Foreign, about, all, enqueue, faults::patient, gateway, id, outcomes
 use crate::harness::{Child, bench, bench_with};
 
 impl Foreign {
+    /// Sends as many takes with this body, and counts those that are refused with these words, to be repeated.
+    async fn storm(&self, takes: usize, body: &str, refusal: &str) -> usize {
+        let mut inbox = self.nats.subscribe("_INBOX.storm.*").await.unwrap();
+        for n in 0..takes {
+            let (subject, reply) = (format!("{}.w.q.take", self.prefix), format!("_INBOX.storm.{n}"));
+            self.nats.publish_with_reply(subject, reply, body.to_owned().into()).await.unwrap();
+        }
+        let mut refused = 0;
+        for _ in 0..takes {
+            let answer = tokio::time::timeout(Duration::from_secs(60), inbox.next()).await.unwrap().unwrap();
+            let answer: Value = serde_json::from_slice(&answer.payload).unwrap();
+            if answer["error"]["message"] == json!(refusal) {
+                assert_eq!(answer["error"]["retry"], json!(true));
+                refused += 1;
+            }
+        }
+        refused
+    }
+
     /// Takes jobs until this one comes.
     async fn this(&self, job: JobId) -> Value {
         loop {
@@ -209,7 +228,7 @@ async fn a_worker_that_confirms_no_answer_waits_longer_each_time() {
     let subject = format!("{}.w.q.take", worker.prefix);
     let mut began_at = std::time::Instant::now();
     for n in 1..=5 {
-        // Nobody is there for the answer.
+        // No client has subscribed to this inbox.
         worker.nats.publish_with_reply(subject.clone(), "_INBOX.gone", body.clone().into()).await.unwrap();
         let released = "tenure.job_executions_all WHERE outcome = 'released'";
         bench.until_count(released, n).await;
@@ -231,22 +250,9 @@ async fn of_takes_with_large_bodies_fewer_may_wait() {
     let bench = bench_with(patient).await;
     let _gateway = gateway(&bench);
     let worker = Foreign::start(&bench, "one").await;
-    let mut inbox = worker.nats.subscribe("_INBOX.large.*").await.unwrap();
     let body = json!({"v": 1, "worker": "one", "slots": 1, "wait_ms": 10_000, "kinds": all()}).to_string();
     let body = format!("{body}{}", " ".repeat(1_000_000));
-    for n in 0..150 {
-        let (subject, reply) = (format!("{}.w.q.take", worker.prefix), format!("_INBOX.large.{n}"));
-        worker.nats.publish_with_reply(subject, reply, body.clone().into()).await.unwrap();
-    }
-    let mut refused = 0;
-    for _ in 0..150 {
-        let answer = tokio::time::timeout(Duration::from_secs(60), inbox.next()).await.unwrap().unwrap();
-        let answer: Value = serde_json::from_slice(&answer.payload).unwrap();
-        if answer["error"]["message"] == json!("the gateway serves too many requests") {
-            assert_eq!(answer["error"]["retry"], json!(true));
-            refused += 1;
-        }
-    }
+    let refused = worker.storm(150, &body, "the gateway serves too many requests").await;
     // 8,000 places of 16 KiB are for 129 of them.
     assert!((1..=21).contains(&refused), "{refused}");
     // A worker's own take is small.
@@ -259,21 +265,9 @@ async fn takes_beyond_those_that_may_wait_of_a_queue_are_told_to_come_again() {
     let bench = bench_with(patient).await;
     let _gateway = gateway(&bench);
     let worker = Foreign::start(&bench, "one").await;
-    let mut inbox = worker.nats.subscribe("_INBOX.storm.*").await.unwrap();
     let body = json!({"v": 1, "worker": "one", "slots": 1, "wait_ms": 6_000, "kinds": all()}).to_string();
-    for n in 0..2_500 {
-        let (subject, reply) = (format!("{}.w.q.take", worker.prefix), format!("_INBOX.storm.{n}"));
-        worker.nats.publish_with_reply(subject, reply, body.clone().into()).await.unwrap();
-    }
-    let mut refused = 0;
-    for _ in 0..2_500 {
-        let answer = tokio::time::timeout(Duration::from_secs(60), inbox.next()).await.unwrap().unwrap();
-        let answer: Value = serde_json::from_slice(&answer.payload).unwrap();
-        if answer["error"]["message"] == json!("2000 takes of the queue wait in this gateway already") {
-            assert_eq!(answer["error"]["retry"], json!(true));
-            refused += 1;
-        }
-    }
+    let words = "2000 takes of the queue wait in this gateway already";
+    let refused = worker.storm(2_500, &body, words).await;
     // On a busy machine, some have come to their end before the last arrives.
     assert!((1..=500).contains(&refused), "{refused}");
     // Their places are free again.

@@ -178,7 +178,7 @@ async fn all_queues_with_lanes_share_two_triggers_which_hold_the_jobs_of_no_othe
     // A list of many queues stands elsewhere, and is as exact.
     let many = "SELECT tenure.put_lanes(k || n, 2, NULL, NULL, NULL, NULL, false, k = 'o', '5s')
                   FROM generate_series(1, 70) n, unnest(ARRAY['o', 'u']) k";
-    // A producer asks it, whatever the owner grants by default.
+    // Producers call the function, even if the owner grants nothing by default.
     bench.execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC").await;
     bench.execute(many).await;
     bench.execute("ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO PUBLIC").await;
