@@ -544,9 +544,12 @@ pub(crate) async fn slow(store: &Store, named: Option<&[String]>) -> Vec<Check> 
 }
 
 fn about_slow(Slow { queue, kind, jobs, first, runs, usual }: &Slow) -> Check {
-    let what = if *jobs == 1 { "attempt has" } else { "attempts have, the first" };
+    let run = match jobs {
+        1 => "1 attempt has run for".to_owned(),
+        jobs => format!("{jobs} attempts have run for long, the first for"),
+    };
     let found = format!(
-        "{jobs} {what} run for {}: of those of {kind} that completed, nineteen of twenty took {} at most",
+        "{run} {}: of those of {kind} that completed, nineteen of twenty took {} at most",
         measured(*runs),
         measured(*usual),
     );
